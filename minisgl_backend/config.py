@@ -1,0 +1,120 @@
+"""The engine's settings: one frozen record, resolved once from `1/model.json`, the environment and the command line.
+
+Where it stands in the flow: read by whoever starts an engine (Triton's stub, `LLM`, a test), handed to the engine
+host, and from there unchanged to the scheduler and the workers. The reasons behind the defaults are in
+docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from minisgl_backend.errors import ConfigError
+
+SETTINGS_VARIABLE = "MINISGL_SETTINGS"
+"""Environment variable: a JSON object of settings that win over `1/model.json`."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine. Field names are the keys of `1/model.json` and of `--set`."""
+
+    model: str = "smollm2"  # a name of `minisgl fetch`, a local Hugging Face folder, or a hub id
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # of weights and activations
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"; "fake" computes no model (for load tests of the path)
+    attention: Literal["auto", "torch"] = "auto"  # attention backend
+    page_size: int = 16  # tokens per KV page
+    token_budget: int = 1024  # tokens computed in one step, prompt chunks and decode rows together
+    max_running: int = 64  # sequences that hold a slot (rows of a step)
+    queue_limit: int = 1024  # requests waiting for a slot; one more is refused with UNAVAILABLE
+    context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
+    kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
+    gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
+    threads: int = 0  # of the worker's math library; 0: one per core this process may use
+    lease_s: float = 10.0  # how long the engine outlives its last holder
+    executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
+    max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
+    fake_step_ms: float = 0.0  # device "fake" only: time a step takes
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "page_size": (1, 1024),
+    "token_budget": (1, 1 << 20),
+    "max_running": (1, 4096),
+    "queue_limit": (0, 1 << 20),
+    "context_tokens": (0, 1 << 24),
+    "kv_bytes": (0, 1 << 50),
+    "gpu_memory_utilization": (0.05, 1.0),
+    "threads": (0, 1024),
+    "lease_s": (0.0, 86400.0),
+    "max_restarts": (0, 1_000_000),
+    "fake_step_ms": (0.0, 60_000.0),
+}
+
+
+def resolve_config(*layers: Mapping[str, Any]) -> EngineConfig:
+    """Merges the layers, later ones first, and checks every value.
+
+    Raises ConfigError for an unknown key (naming the nearest known one), a wrong type or a value out of range.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    for key in merged:
+        if key not in EngineConfig.__struct_fields__:
+            raise ConfigError(f"unknown setting {key!r}{nearest(key, EngineConfig.__struct_fields__)}")
+    try:
+        config = msgspec.convert(merged, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"setting has a wrong value: {error}") from None
+    for key, (low, high) in _RANGES.items():
+        if not low <= getattr(config, key) <= high:
+            raise ConfigError(f"setting {key!r} must be from {low:g} to {high:g}, got {getattr(config, key)!r}")
+    need = config.max_running + config.page_size
+    if config.token_budget < need:
+        raise ConfigError(
+            f"setting 'token_budget' must be at least max_running + page_size = {need}, got {config.token_budget}"
+        )
+    return config
+
+
+def read_settings(model_json: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of `1/model.json`, under those of the environment variable MINISGL_SETTINGS."""
+    merged: dict[str, Any] = {}
+    if model_json is not None and model_json.is_file():
+        merged.update(_json_object(model_json.read_text(encoding="utf-8"), str(model_json)))
+    if environment.get(SETTINGS_VARIABLE):
+        merged.update(_json_object(environment[SETTINGS_VARIABLE], SETTINGS_VARIABLE))
+    return merged
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` of the command line → (key, value). The value is read as JSON, else taken as a string."""
+    key, separator, raw = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set takes key=value, got {text!r}")
+    try:
+        return key, json.loads(raw)
+    except json.JSONDecodeError:
+        return key, raw
+
+
+def nearest(word: str, known: tuple[str, ...]) -> str:
+    """A hint for a message: `; did you mean 'page_size'?`, or the list of what is known."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def _json_object(text: str, source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source} must hold a JSON object")
+    return value

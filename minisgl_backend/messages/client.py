@@ -1,0 +1,148 @@
+"""Between the holder of a lease (a bridge in Triton's stub, an `LLM`, an inspector) and the engine host.
+
+    holder ── Hello, Request, Cancel, Inspect, Goodbye ──►  host
+    holder ◄── Welcome, Health, Outputs, Stats ──────────  host
+
+Every request is answered by exactly one terminal output: `Finished` or `Failed`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from minisgl_backend.errors import Status
+from minisgl_backend.messages.ids import RequestId
+
+PROTOCOL = 1
+"""Raised whenever a message of this file changes; a holder with another number is turned away."""
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in the words clients know."""
+
+    STOP = "stop"  # an end-of-sequence token
+    LENGTH = "length"  # max_tokens, or the context or pool is full
+
+
+class EngineState(StrEnum):
+    """What `Health` says of the engine behind the host."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"  # died, is being started again
+    FAILED = "failed"  # will not be started again; `detail` says why
+    STOPPING = "stopping"
+
+
+# ── holder → host ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message on a connection: takes a lease, unless it only inspects."""
+
+    protocol: int
+    pid: int  # the host watches this process: its end, however it comes, ends the lease
+    lease: bool  # False: an inspector, which never keeps the engine alive
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
+    """One request as the client gave it. Nothing is validated yet: that is the work of `text/`."""
+
+    id: RequestId
+    text_input: bytes  # the prompt as it came, UTF-8 or not
+    parameters: bytes  # JSON object of sampling parameters; empty when none were given
+    stream: bool  # many Chunks, or everything in the Finished
+    exclude_input_in_output: bool | None  # None: not said by the client
+    client_id: str = ""  # the client's own id, an attribute only
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """The client left. Harmless for an unknown or ended id, and when sent twice."""
+
+    id: RequestId
+
+
+class Inspect(msgspec.Struct, frozen=True, array_like=True, tag="inspect"):
+    """Asks for one Stats."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
+    """Gives the lease back; what the holder still has in flight is cancelled."""
+
+
+ToHost = Hello | Request | Cancel | Inspect | Goodbye
+
+# ── host → holder ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
+    """A piece of a streamed answer. The pieces of an answer joined are its text; a piece may be empty."""
+
+    id: RequestId
+    text: str
+    tokens: bytes  # packed int32: the output tokens this piece stands for
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """The last piece of an answer that ended well. Without streaming it is the whole answer."""
+
+    id: RequestId
+    text: str
+    tokens: bytes  # packed int32, as in Chunk; an end-of-sequence token that ended the answer is included
+    reason: FinishReason
+    num_input_tokens: int
+    num_output_tokens: int  # all output tokens of the request, the end-of-sequence token included
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The answer of a request that ended in an error."""
+
+    id: RequestId
+    status: Status
+    message: str  # for the client: no path, no traceback
+
+
+Output = Chunk | Finished | Failed
+
+
+class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
+    """All that one step has for one holder, in order: one message, one encoding."""
+
+    items: tuple[Output, ...]
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """Answers Hello."""
+
+    protocol: int
+    pid: int  # of the host: its end is the end of every request in flight
+    state: EngineState
+    detail: str
+
+
+class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
+    """Sent to every holder whenever the state changes, and with progress while starting."""
+
+    state: EngineState
+    detail: str  # one line for the operator's log
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
+    """Answers Inspect: what the engine holds at this moment."""
+
+    state: EngineState
+    open_requests: int  # records of the text actor that have no terminal answer yet
+    waiting: int  # sequences not yet admitted
+    running: int  # sequences that hold a slot
+    free_slots: int
+    total_slots: int
+    free_pages: int
+    total_pages: int
+    steps: int  # plans run by the present engine group
+    restarts: int  # times the engine group was started again
+    pids: tuple[tuple[str, int], ...]  # ("scheduler", pid), ("worker-0", pid): empty when inline
+
+
+ToHolder = Welcome | Health | Outputs | Stats

@@ -1,0 +1,84 @@
+"""Between the text actor and the scheduler actor.
+
+    text ── Sequence, Abort, Probe ──►  scheduler
+    text ◄── Progress, Gauges ────────  scheduler
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.messages.sampling import Sampling
+
+
+class EndReason(StrEnum):
+    """Why the scheduler let a sequence go."""
+
+    STOP = "stop"  # one of its stop_token_ids was sampled
+    LENGTH = "length"  # max_new_tokens, the context limit or the pool's size is reached
+    ABORT = "abort"  # confirms an Abort
+    FAILED = "failed"  # the worker had no usable token for it: it fails alone
+
+
+class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
+    """A prompt to continue. Validated: 1 ≤ prompt length < context, max_new_tokens ≥ 1."""
+
+    id: SequenceId
+    prompt: bytes  # packed int32
+    sampling: Sampling
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]  # sorted; empty with ignore_eos
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Lets a sequence go, in whatever state. Unknown and ended ids are ignored."""
+
+    id: SequenceId
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Asks for one Gauges."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence's only terminal event."""
+
+    id: SequenceId
+    reason: EndReason
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """What one applied step (or one abort) brought. Columns: sequence_ids[i] got tokens[i], in plan order.
+
+    A sequence that ends in this step has its last token (the stop token included) in the columns and itself in
+    `ended`. Nothing is ever said of a sequence after its Ended.
+    """
+
+    sequence_ids: tuple[SequenceId, ...]
+    tokens: tuple[int, ...]
+    ended: tuple[Ended, ...]
+
+
+class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
+    """Answers Probe."""
+
+    waiting: int
+    running: int
+    free_slots: int
+    total_slots: int
+    free_pages: int
+    total_pages: int
+    steps: int
+
+
+class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="step_failed"):
+    """A step could not be run at all; the group is restarted by the supervisor."""
+
+    message: str
+
+
+TextToScheduler = Sequence | Abort | Probe
+SchedulerToText = Progress | Gauges

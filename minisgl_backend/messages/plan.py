@@ -1,0 +1,55 @@
+"""Between the scheduler and the workers: one plan per step to every rank, one result per step from rank 0.
+
+Everything with an effect on a worker is in the plan; workers decide nothing. Columns instead of row objects: a
+decode row costs a few bytes, and nothing is allocated per row on either side.
+
+What a worker keeps between steps, per slot: the tokens known so far (prompt, then what it sampled), the page table
+(append-only while the slot lives), the sampling parameters. A plan carries only the changes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl_backend.messages.ids import SlotId, StepId
+from minisgl_backend.messages.sampling import Sampling
+
+NO_TOKEN = -1
+"""In StepResult.tokens: the row's logits were not finite; its sequence fails alone."""
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """A slot begins a new life: its tokens become the prompt, its page table becomes empty."""
+
+    slot: SlotId
+    prompt: bytes  # packed int32
+    sampling: Sampling
+
+
+class PageGrant(msgspec.Struct, frozen=True, array_like=True):
+    """Pages appended to a slot's page table, before the step's rows run."""
+
+    slot: SlotId
+    pages: tuple[int, ...]  # PageIds, in table order
+
+
+class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
+    """One step. Row i computes tokens row_starts[i] … row_starts[i] + row_lengths[i] - 1 of slot row_slots[i]:
+    their K/V are written to the slot's pages, and when row_samples[i] is 1 the token after them is sampled and
+    appended to the slot's tokens. A prompt chunk and a decode token (length 1) are the same thing.
+    """
+
+    step: StepId
+    admissions: tuple[Admission, ...]
+    grants: tuple[PageGrant, ...]
+    row_slots: tuple[int, ...]  # SlotIds, each at most once
+    row_starts: tuple[int, ...]  # tokens of the slot whose K/V are in the pool already
+    row_lengths: tuple[int, ...]  # ≥ 1
+    row_samples: tuple[int, ...]  # 0 or 1
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
+    """tokens[j] is the token of the j-th row with row_samples = 1, in plan order, or NO_TOKEN."""
+
+    step: StepId
+    tokens: tuple[int, ...]
