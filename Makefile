@@ -1,0 +1,67 @@
+# Everything a developer types. `make serve` on a fresh clone builds .venv, fetches the model and starts the server.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The first Python of a version we test. torch's wheels are found for 3.11 first.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then echo $$p; break; fi; done)
+BIN := .venv/bin
+STAMP := .venv/.installed
+ARGS ?=
+
+.PHONY: help serve fetch test check lint format bench fuzz system-deps clean
+
+help:
+	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
+	@echo "make check         format, lint, types, import rules, unit tests"
+	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
+	@echo "make format        write the format and the safe lint fixes"
+	@echo "make fuzz          property tests with many more examples"
+	@echo "make bench         benchmarks (ARGS='...')"
+	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
+	@echo "make clean         remove .venv and everything built"
+
+# Installed with pip, whose exact versions are in constraints.txt. Editing either file installs again.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: run 'make system-deps' or set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "can not make .venv: run 'make system-deps'"; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[server,load,dev]'
+	@touch $@
+
+serve: $(STAMP)
+	exec $(BIN)/minisgl serve $(ARGS)
+
+fetch: $(STAMP)
+	$(BIN)/minisgl fetch smollm2
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/pytest tests/unit -m "not slow and not gpu and not e2e" $(ARGS)
+
+# One run of pytest holds the unit tests and all others, so its closing line counts everything.
+test: lint fetch
+	$(BIN)/pytest -m "not gpu" $(ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+fuzz: $(STAMP)
+	$(BIN)/pytest tests/property --hypothesis-profile=fuzz $(ARGS)
+
+bench: $(STAMP) fetch
+	$(BIN)/python load/bench.py $(ARGS)
+
+system-deps:
+	@scripts/system-deps "$(PYTHON)"
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
