@@ -1,7 +1,7 @@
 """Between the holder of a lease (a bridge in Triton's stub, an `LLM`, an inspector) and the engine host.
 
-    holder ── Hello, Request, Cancel, Inspect, Goodbye ──►  host
-    holder ◄── Welcome, Health, Outputs, Stats ──────────  host
+    holder ── Hello, Request, Cancel, Inspect, Retire, Goodbye ──►  host
+    holder ◄── Welcome, Health, Outputs, Stats ──────────────────  host
 
 Every request is answered by exactly one terminal output: `Finished` or `Failed`.
 """
@@ -68,11 +68,15 @@ class Inspect(msgspec.Struct, frozen=True, array_like=True, tag="inspect"):
     """Asks for one Stats."""
 
 
+class Retire(msgspec.Struct, frozen=True, array_like=True, tag="retire"):
+    """From an inspector: stop now, unless somebody holds a lease."""
+
+
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
     """Gives the lease back; what the holder still has in flight is cancelled."""
 
 
-ToHost = Hello | Request | Cancel | Inspect | Goodbye
+ToHost = Hello | Request | Cancel | Inspect | Retire | Goodbye
 
 # ── host → holder ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """Every receiver has answered."""
 
     num_pages: int  # the smallest pool of all ranks: what the scheduler may hand out
+    context_tokens: int  # prompt + output of one sequence
 
 
 class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):

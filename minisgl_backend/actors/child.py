@@ -1,0 +1,118 @@
+"""Entry of a scheduler or worker process: `python -m minisgl_backend.actors.child ROLE HOME PARENT_PID`.
+
+Started only by actors/executors/process.py, whose handshake it answers. Prints to the engine's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq.asyncio
+
+from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
+from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
+from minisgl_backend.actors.wire import WireInbox, WireOutlet
+from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
+from minisgl_backend.errors import StartError
+from minisgl_backend.messages.control import Begin, Broken, FromChild, Loading, Ready
+
+if TYPE_CHECKING:
+    from minisgl_backend.worker.runner import StepRunner
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when its parent ends, however it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before we asked
+        os._exit(1)
+
+
+async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
+    """Until Halt."""
+    from minisgl_backend.scheduler.scheduler import Limits, Scheduler
+
+    inbox: WireInbox[ToScheduler] = WireInbox(context, home / "scheduler", ToScheduler, CAPACITY)
+    host.put(Ready("scheduler", os.getpid(), 0))
+    begin = await inbox.receive()
+    assert isinstance(begin, Begin), begin
+    config = settings.config
+    limits = Limits(
+        max_running=config.max_running,
+        token_budget=config.token_budget,
+        page_size=config.page_size,
+        num_pages=begin.num_pages,
+        context_tokens=begin.context_tokens,
+    )
+    workers = [WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)]
+    gc.freeze()
+    await SchedulerActor(Scheduler(limits), inbox, host, workers).run()
+
+
+async def run_worker(
+    rank: int, home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host
+) -> None:
+    """Until Halt."""
+    from minisgl_backend.worker.build import build_runner
+
+    role = f"worker-{rank}"
+    inbox: WireInbox[ToWorker] = WireInbox(context, home / role, ToWorker, CAPACITY)
+    runner: StepRunner = build_runner(
+        settings.config, Path(settings.model_folder), rank, lambda line: host.put(Loading(role, line))
+    )
+    try:
+        runner.warm_up()
+        host.put(Ready(role, os.getpid(), runner.num_pages))
+        begin = await inbox.receive()
+        assert isinstance(begin, Begin), begin
+        to_scheduler = WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
+        gc.freeze()
+        await WorkerActor(in_place(runner.run), inbox, to_scheduler).run()
+    finally:
+        runner.close()
+
+
+_Host = WireOutlet[FromChild]
+
+
+async def _main(role: str, home: Path) -> int:
+    settings = msgspec.json.decode((home / "engine.json").read_bytes(), type=GroupSettings)
+    context = zmq.asyncio.Context()
+    host: _Host = WireOutlet(context, home / "host", CAPACITY)
+    try:
+        if role == "scheduler":
+            await run_scheduler(home, settings, context, host)
+        else:
+            await run_worker(int(role.removeprefix("worker-")), home, settings, context, host)
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        fatal = isinstance(error, StartError)
+        line = str(error) if fatal else f"{type(error).__name__}: {error}".splitlines()[0]
+        host.put(Broken(role, line, fatal, error.exit_code if isinstance(error, StartError) else 1))
+        return 1
+    finally:
+        context.destroy(linger=500)
+
+
+def main() -> None:
+    role, home, parent = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    die_with(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the host's to answer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(asyncio.run(_main(role, home)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The inline executor: scheduler and worker as tasks of the host's own loop. For tests, debugging and small scripts.
+
+The actors are the very same; only their mailboxes are local and the step runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say
+from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
+from minisgl_backend.actors.worker import Compute, ToWorker, WorkerActor
+from minisgl_backend.errors import StartError
+from minisgl_backend.messages.engine import SchedulerToText
+from minisgl_backend.scheduler.scheduler import Limits, Scheduler
+
+
+class Rank(Protocol):
+    """One rank, loaded and warmed up."""
+
+    num_pages: int
+    compute: Compute
+
+    def close(self) -> None: ...
+
+
+class InlineExecutor:
+    """`build_rank` loads the model (it may block: it runs in a thread); `make_limits` sizes the scheduler."""
+
+    def __init__(self, build_rank: Callable[[Say], Rank], make_limits: Callable[[int], Limits]) -> None:
+        self._build_rank = build_rank
+        self._make_limits = make_limits
+
+    @asynccontextmanager
+    async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
+        try:
+            rank = await asyncio.to_thread(self._build_rank, say)
+        except StartError as error:
+            raise GroupDied("worker-0", str(error), fatal=True, exit_code=error.exit_code) from error
+        except Exception as error:
+            raise GroupDied("worker-0", f"{type(error).__name__}: {error}") from error
+        scheduler_box: LocalMailbox[ToScheduler] = LocalMailbox(0)
+        worker_box: LocalMailbox[ToWorker] = LocalMailbox(8)
+        text_box: LocalMailbox[SchedulerToText] = LocalMailbox(1024)
+        scheduler = SchedulerActor(Scheduler(self._make_limits(rank.num_pages)), scheduler_box, text_box, (worker_box,))
+        worker = WorkerActor(rank.compute, worker_box, scheduler_box)
+
+        async def forward() -> None:
+            while True:
+                await deliver(await text_box.receive())
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_member("scheduler", scheduler.run()))
+                tasks.create_task(_member("worker-0", worker.run()))
+                tasks.create_task(forward())
+                yield Group(scheduler_box, rank.num_pages, ())
+        except* GroupDied as died:
+            raise _first(died) from None
+        finally:
+            rank.close()
+
+
+async def _member(role: str, run: object) -> None:
+    try:
+        await run  # type: ignore[misc]
+    except Exception as error:
+        raise GroupDied(role, f"{type(error).__name__}: {error}") from error
+    raise GroupDied(role, "ended")
+
+
+def _first(group: BaseExceptionGroup[GroupDied]) -> GroupDied:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, GroupDied)
+    return error

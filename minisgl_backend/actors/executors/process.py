@@ -1,0 +1,169 @@
+"""The process executor: scheduler and workers in processes of their own on this machine.
+
+    1. the host binds its socket and starts the processes (actors/child.py)
+    2. each child binds its own socket, loads what it needs, warms up, says Ready
+    3. when all are Ready the host says Begin to each: nobody sends to anybody before
+
+A child dies with its host (parent-death signal); the host notices a child's death at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say
+from minisgl_backend.actors.wire import WireInbox, WireOutlet
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
+from minisgl_backend.messages.engine import SchedulerToText, TextToScheduler
+
+CAPACITY = 65_536
+"""Bound of every mailbox between processes, in messages. The queue limit keeps real numbers far below."""
+
+_HALT_PATIENCE_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class GroupSettings(msgspec.Struct, frozen=True):
+    """What a child reads at its start, from engine.json in the group's folder."""
+
+    config: EngineConfig
+    model_folder: str
+    ranks: int
+    context_tokens: int
+
+
+class ProcessExecutor:
+    """Starts the groups of one engine host below `run_dir`."""
+
+    def __init__(self, config: EngineConfig, model_folder: Path, context_tokens: int, run_dir: Path) -> None:
+        self._settings = GroupSettings(config, str(model_folder), 1, context_tokens)
+        self._run_dir = run_dir
+
+    @asynccontextmanager
+    async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
+        home = self._run_dir / f"g{generation}"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(mode=0o700)
+        (home / "engine.json").write_bytes(msgspec.json.encode(self._settings))
+        context = zmq.asyncio.Context()
+        members = _Members(home, self._settings, context)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                group = await members.start(tasks, say)
+                tasks.create_task(members.forward(deliver, say))
+                yield group
+        except* GroupDied as died:
+            raise _first(died) from None
+        finally:
+            await asyncio.shield(members.stop())
+            context.destroy(linger=0)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+class _Members:
+    """The processes of one group, from the host's side."""
+
+    def __init__(self, home: Path, settings: GroupSettings, context: zmq.asyncio.Context) -> None:
+        self._home = home
+        self._settings = settings
+        self._context = context
+        self._roles = ("scheduler", *(f"worker-{rank}" for rank in range(settings.ranks)))
+        self._processes: dict[str, Process] = {}
+        self._broken = asyncio.Event()
+        self._inbox: WireInbox[SchedulerToText | FromChild] = WireInbox(
+            context, home / "host", SchedulerToText | FromChild, CAPACITY
+        )
+        self._outlets: dict[str, WireOutlet[TextToScheduler | Begin | Halt]] = {}
+
+    async def start(self, tasks: asyncio.TaskGroup, say: Say) -> Group:
+        for role in self._roles:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            self._processes[role] = process
+            tasks.create_task(self._watch(role, process))
+            self._outlets[role] = WireOutlet(self._context, self._home / role, CAPACITY)
+        num_pages = await self._all_ready(say)
+        for role in self._roles:
+            self._outlets[role].put(Begin(num_pages, self._settings.context_tokens))
+        pids = tuple((role, process.pid) for role, process in self._processes.items())
+        return Group(self._outlets["scheduler"], num_pages, pids)
+
+    async def _all_ready(self, say: Say) -> int:
+        ready: dict[str, int] = {}
+        while len(ready) < len(self._roles):
+            message = await self._inbox.receive()
+            if isinstance(message, Ready):
+                ready[message.role] = message.num_pages
+            else:
+                self._note(message, say)
+        return min(pages for role, pages in ready.items() if role != "scheduler")
+
+    async def forward(self, deliver: Deliver, say: Say) -> None:
+        """Hands the scheduler's messages on, and ends the group when a child says it is broken."""
+        while True:
+            message = await self._inbox.receive()
+            if isinstance(message, Loading | Ready | Broken):
+                self._note(message, say)
+            else:
+                await deliver(message)
+
+    def _note(self, message: object, say: Say) -> None:
+        if isinstance(message, Broken):
+            self._broken.set()
+            raise GroupDied(message.role, message.message, fatal=message.fatal, exit_code=message.exit_code)
+        if isinstance(message, Loading):
+            say(message.line)
+
+    async def _watch(self, role: str, process: Process) -> None:
+        code = await process.wait()
+        if code > 0:  # it ended by itself: its last word, if any, says more than its exit code
+            with_word = asyncio.create_task(self._broken.wait())
+            await asyncio.wait({with_word}, timeout=0.5)
+            with_word.cancel()
+        raise GroupDied(role, f"killed by signal {-code}" if code < 0 else f"exited with code {code}")
+
+    async def stop(self) -> None:
+        """Halts what still runs, kills what does not halt in time, and reaps all."""
+        running = [process for process in self._processes.values() if process.returncode is None]
+        unhurt = len(running) == len(self._processes)
+        for role, outlet in self._outlets.items():
+            if unhurt and self._processes[role].returncode is None:
+                outlet.put(Halt())
+        if running and unhurt:
+            waits = [asyncio.ensure_future(process.wait()) for process in running]
+            await asyncio.wait(waits, timeout=_HALT_PATIENCE_S)
+        for process in running:
+            if process.returncode is None:
+                process.kill()
+        for process in running:
+            await process.wait()
+        for outlet in self._outlets.values():
+            outlet.close()
+        self._inbox.close()
+
+
+def _first(group: BaseExceptionGroup[GroupDied]) -> GroupDied:
+    """Of all deaths noticed together, the one that explains most: a fatal one, else the first."""
+    leaves: list[GroupDied] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        elif isinstance(error, GroupDied):
+            leaves.append(error)
+    return next((died for died in leaves if died.fatal), leaves[0])

@@ -1,0 +1,86 @@
+"""The supervisor: keeps one engine group alive and tells the text actor of its state.
+
+    STARTING ──ready──► READY ──a member dies──► RESTARTING ──ready──► READY
+        └──────────── fatal, or too many deaths in a row ────────────► FAILED   (terminal)
+
+Back-off doubles from zero: at once, 0.5 s, 1 s, 2 s … 30 s. A finished sequence resets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from minisgl_backend.actors.executors.group import Executor, GroupDied
+from minisgl_backend.actors.internal import EngineUp, StateChanged, ToText
+from minisgl_backend.actors.mailbox import Outlet
+from minisgl_backend.messages.client import EngineState
+from minisgl_backend.messages.engine import EndReason, Progress, SchedulerToText
+
+_LONGEST_BACKOFF_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Owns the running group. `pool_tokens` of a group = its pages × page_size."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        to_text: Outlet[ToText],
+        *,
+        page_size: int,
+        max_restarts: int,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._executor = executor
+        self._to_text = to_text
+        self._page_size = page_size
+        self._max_restarts = max_restarts
+        self._wait = wait
+        self._deaths_in_a_row = 0
+
+    async def run(self) -> None:
+        """Until cancelled, or until the engine is FAILED."""
+        generation = 0
+        while True:
+            generation += 1
+            try:
+                await self._one_group(generation)
+            except GroupDied as died:
+                _log.error("engine group %d: %s", generation, died)
+                self._deaths_in_a_row += 1
+                if died.fatal or self._deaths_in_a_row > self._max_restarts:
+                    await self._to_text.send(StateChanged(EngineState.FAILED, self._epitaph(died)))
+                    return
+                await self._to_text.send(StateChanged(EngineState.RESTARTING, str(died)))
+                await self._wait(self._backoff_s())
+
+    async def _one_group(self, generation: int) -> None:
+        async with self._executor.open(generation, self._deliver, self._say) as group:
+            _log.info("engine group %d is ready: %d pages", generation, group.num_pages)
+            pool_tokens = group.num_pages * self._page_size
+            await self._to_text.send(EngineUp(group.to_scheduler, pool_tokens, group.pids))
+            await asyncio.get_running_loop().create_future()  # until a death or a cancel
+
+    async def _deliver(self, message: SchedulerToText) -> None:
+        if isinstance(message, Progress) and any(
+            ended.reason in (EndReason.STOP, EndReason.LENGTH) for ended in message.ended
+        ):
+            self._deaths_in_a_row = 0
+        await self._to_text.send(message)
+
+    def _say(self, line: str) -> None:
+        _log.info("%s", line)
+        self._to_text.put(StateChanged(EngineState.STARTING, line))
+
+    def _backoff_s(self) -> float:
+        if self._deaths_in_a_row <= 1:
+            return 0.0
+        return min(0.5 * 2.0 ** (self._deaths_in_a_row - 2), _LONGEST_BACKOFF_S)
+
+    def _epitaph(self, died: GroupDied) -> str:
+        if died.fatal:
+            return f"[exit {died.exit_code}] {died.message}"
+        return f"[exit 1] died {self._deaths_in_a_row} times in a row, last: {died}"
