@@ -1,0 +1,230 @@
+"""A model's tokenizer: text → tokens, the bytes of each token, the special ids, the chat template.
+
+Where it stands in the flow: loaded once by the text actor from the model's folder and shared, read-only, by every
+request. It reads `tokenizer.json` with the `tokenizers` package alone: importing transformers' classes brings torch
+into the engine host and costs seconds. No code of the folder is ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RustTokenizer
+
+from minisgl_backend.errors import InvalidRequest, ModelUnsupported
+from minisgl_backend.text.byte_table import token_decoder
+from minisgl_backend.text.chat_template import ChatTemplate
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_NORMALIZED_SHRINK = 4  # a Unicode normaliser leaves at least a quarter of the bytes (NFC: 8 → 3; NFKC: 4 → 1)
+
+
+class Tokenizer:
+    """What `text/` knows of a model's vocabulary. Immutable after load: any thread may call any method.
+
+    vocab_size: ids are 0 … vocab_size - 1; the model's own (`config.json`), often padded beyond the tokenizer's
+    bos_token_id: the id a prompt may start with, or None
+    eos_token_ids: sorted union of the tokenizer's, config.json's and generation_config.json's; may be empty
+    special_token_ids: ids that are never shown in text
+    shown_bytes: per id the bytes of its text, empty for special ids and for ids without a token; do not change it
+    strips_first_space: a text on its own loses one leading space (SentencePiece)
+    max_token_bytes: no token stands for more bytes of prompt text than this
+    """
+
+    def __init__(self, rust: RustTokenizer, file: _TokenizerFile, files: _ModelFiles) -> None:
+        """For `load`. `rust` is owned by the new object."""
+        self._rust = rust
+        named = _named_tokens(files.tokenizer_config, files.special_tokens_map)
+        _mark_special(rust, named.values())
+        self.bos_token_id = rust.token_to_id(named["bos_token"]) if "bos_token" in named else None
+        self.eos_token_ids = _union_of_eos(rust, named, files)
+        self.special_token_ids = _special_ids(rust)
+        decoder = token_decoder(file.decoder)
+        self.strips_first_space = decoder.strips_first_space
+        strings = _strings_by_id(rust)
+        self.vocab_size = _model_vocab_size(files.config) or len(strings)
+        self._bytes = [b"" if string is None else decoder.to_bytes(string) for string in strings]
+        self._bytes += [b""] * (self.vocab_size - len(strings))
+        self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self._bytes)]
+        longest = max(map(len, self._bytes), default=1)
+        self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
+        self._fixed_ends = _fixed_ends(rust, named, files.tokenizer_config)
+        self._template = None if files.template is None else ChatTemplate(files.template, named)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Reads tokenizer.json and, where they are, the small JSON files and the chat template beside it.
+
+        Raises ModelUnsupported, in one sentence for the operator, when there is no usable tokenizer.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).is_file()]
+            hint = f" ({others[0]} alone is not supported: save the fast tokenizer beside it)" if others else ""
+            raise ModelUnsupported(f"{folder} has no tokenizer: tokenizer.json is missing{hint}")
+        try:
+            raw = path.read_bytes()
+            file = msgspec.json.decode(raw, type=_TokenizerFile)
+            rust = RustTokenizer.from_str(raw.decode())
+        except Exception as error:  # the tokenizers package raises bare Exception for every fault of the file
+            raise ModelUnsupported(f"{path} can not be read as a tokenizer: {error}") from None
+        rust.no_truncation()  # a file may ask for it; a prompt must never be cut without a word
+        rust.no_padding()
+        return cls(rust, file, _ModelFiles.read(folder))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Text → ids. The native part runs without the GIL, so a thread may encode while the loop serves.
+
+        add_special_tokens: put before (and after) the text what the model's tokenizer puts there. A text that
+        already starts with the BOS token is not given a second one.
+        """
+        ends = self._fixed_ends if add_special_tokens else ([], [])
+        ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=ends is None)[0].ids
+        if ends is not None:
+            ids = [*ends[0], *ids, *ends[1]]
+        doubled = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id
+        return ids[1:] if doubled else ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of a token, special ones included; empty for an id of the padding of the vocabulary."""
+        return self._bytes[token_id]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The prompt text of a chat. Encode it with add_special_tokens=False: the template writes its own BOS.
+
+        Raises InvalidRequest naming `messages`: the model has no template, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "messages",
+                "this model has no chat template; send text_input, or put a chat_template.jinja into its folder",
+            )
+        return self._template.render(messages, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """Chat messages → prompt ids. Raises what `render_chat` raises."""
+        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of tokenizer.json that we read ourselves; the vocabulary is skipped."""
+
+    decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
+
+
+class _ModelFiles(msgspec.Struct, frozen=True):
+    """The small files beside tokenizer.json; an absent one is an empty object."""
+
+    tokenizer_config: dict[str, Any]
+    special_tokens_map: dict[str, Any]
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    template: str | None
+
+    @staticmethod
+    def read(folder: Path) -> _ModelFiles:
+        tokenizer_config = _json_object(folder / "tokenizer_config.json")
+        return _ModelFiles(
+            tokenizer_config=tokenizer_config,
+            special_tokens_map=_json_object(folder / "special_tokens_map.json"),
+            config=_json_object(folder / "config.json"),
+            generation_config=_json_object(folder / "generation_config.json"),
+            template=_template(folder, tokenizer_config),
+        )
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelUnsupported(f"{path} is not a JSON object: {error}") from None
+
+
+def _template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The file of its own wins over the entry of tokenizer_config.json; of several named ones, `default`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    entry = tokenizer_config.get("chat_template")
+    if isinstance(entry, list):
+        entry = {item["name"]: item["template"] for item in entry}.get("default")
+    if entry is not None and not isinstance(entry, str):
+        raise ModelUnsupported(f"{folder}: chat_template in tokenizer_config.json must be a string")
+    return entry
+
+
+def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, … → their text; the first source that names one wins. Entries are strings or AddedToken objects."""
+    named: dict[str, str] = {}
+    for name in _NAMED:
+        for source in sources:
+            entry = source.get(name)
+            text = entry.get("content") if isinstance(entry, dict) else entry
+            if isinstance(text, str):
+                named.setdefault(name, text)
+    return named
+
+
+def _mark_special(rust: RustTokenizer, texts: Iterable[str]) -> None:
+    """Named tokens are special even where tokenizer.json forgot to say so (as in transformers)."""
+    special = {token.content for token in rust.get_added_tokens_decoder().values() if token.special}
+    missing = [text for text in texts if text not in special and rust.token_to_id(text) is not None]
+    rust.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _special_ids(rust: RustTokenizer) -> frozenset[int]:
+    return frozenset(i for i, token in rust.get_added_tokens_decoder().items() if token.special)
+
+
+def _strings_by_id(rust: RustTokenizer) -> list[str | None]:
+    vocabulary = rust.get_vocab(with_added_tokens=True)
+    strings: list[str | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    for string, i in vocabulary.items():
+        strings[i] = string
+    return strings
+
+
+def _model_vocab_size(config: Mapping[str, Any]) -> int | None:
+    text_config = config.get("text_config")
+    size = (text_config if isinstance(text_config, dict) else config).get("vocab_size", config.get("vocab_size"))
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _union_of_eos(rust: RustTokenizer, named: Mapping[str, str], files: _ModelFiles) -> tuple[int, ...]:
+    found = set[int]()
+    own = rust.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    if own is not None:
+        found.add(own)
+    text_config = files.config.get("text_config")
+    for source in (files.config, text_config if isinstance(text_config, dict) else {}, files.generation_config):
+        entry = source.get("eos_token_id")
+        ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
+        if not all(type(i) is int for i in ids):
+            raise ModelUnsupported(f"eos_token_id must be a number or a list of numbers, got {entry!r}")
+        found.update(i for i in ids if i >= 0)
+    return tuple(sorted(found))
+
+
+def _fixed_ends(
+    rust: RustTokenizer, named: Mapping[str, str], tokenizer_config: Mapping[str, Any]
+) -> tuple[list[int], list[int]] | None:
+    """Ids put before and after a text when tokenizer_config.json says so itself; None: tokenizer.json decides."""
+    if tokenizer_config.get("add_bos_token") is None and tokenizer_config.get("add_eos_token") is None:
+        return None
+    ends: list[list[int]] = []
+    for flag, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
+        token = rust.token_to_id(named[name]) if tokenizer_config.get(flag) and name in named else None
+        ends.append([] if token is None else [token])
+    return ends[0], ends[1]
