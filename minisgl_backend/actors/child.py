@@ -24,6 +24,8 @@ from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Loading, Ready
+from minisgl_backend.messages.engine import SchedulerToText
+from minisgl_backend.messages.plan import BatchPlan, StepResult
 
 if TYPE_CHECKING:
     from minisgl_backend.worker.runner import StepRunner
@@ -40,7 +42,8 @@ def die_with(parent_pid: int) -> None:
 
 async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
     """Until Halt."""
-    from minisgl_backend.scheduler.scheduler import Limits, Scheduler
+    from minisgl_backend.scheduler.limits import Limits
+    from minisgl_backend.scheduler.scheduler import Scheduler
 
     inbox: WireInbox[ToScheduler] = WireInbox(context, home / "scheduler", ToScheduler, CAPACITY)
     host.put(Ready("scheduler", os.getpid(), 0))
@@ -54,14 +57,14 @@ async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asynci
         num_pages=begin.num_pages,
         context_tokens=begin.context_tokens,
     )
-    workers = [WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)]
+    workers: list[WireOutlet[BatchPlan]] = [
+        WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)
+    ]
     gc.freeze()
     await SchedulerActor(Scheduler(limits), inbox, host, workers).run()
 
 
-async def run_worker(
-    rank: int, home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host
-) -> None:
+async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
     """Until Halt."""
     from minisgl_backend.worker.build import build_runner
 
@@ -75,14 +78,16 @@ async def run_worker(
         host.put(Ready(role, os.getpid(), runner.num_pages))
         begin = await inbox.receive()
         assert isinstance(begin, Begin), begin
-        to_scheduler = WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
+        to_scheduler: WireOutlet[StepResult] | None = (
+            WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
+        )
         gc.freeze()
         await WorkerActor(in_place(runner.run), inbox, to_scheduler).run()
     finally:
         runner.close()
 
 
-_Host = WireOutlet[FromChild]
+_Host = WireOutlet[FromChild | SchedulerToText]
 
 
 async def _main(role: str, home: Path) -> int:
@@ -106,6 +111,7 @@ async def _main(role: str, home: Path) -> int:
 
 
 def main() -> None:
+    """Runs one role until the host halts it or ends."""
     role, home, parent = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     die_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import NewType, Protocol
 
 from minisgl_backend.actors.mailbox import Outlet
+from minisgl_backend.errors import RequestError
 from minisgl_backend.messages.client import Cancel, EngineState, Hello, Inspect, Request, ToHolder
 from minisgl_backend.messages.engine import Gauges, Progress, TextToScheduler
+from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.text.request import Accepted
 
 HolderId = NewType("HolderId", bytes)
 """A connection to the host: a bridge, an `LLM`, an inspector."""
@@ -21,6 +24,10 @@ class Front(Protocol):
 
     def deliver(self, holder: HolderId, message: ToHolder) -> None:
         """Never waits. A holder that is gone or does not read loses its lease; nothing is raised."""
+        ...
+
+    def give_up(self) -> None:
+        """The engine is FAILED for good: it need not outlive its holders."""
         ...
 
 
@@ -54,6 +61,15 @@ class StateChanged:
 
     state: EngineState
     detail: str
+    exit_code: int = 0  # of a StartError, when FAILED
 
 
-ToText = FromHolder | HolderGone | EngineUp | StateChanged | Progress | Gauges
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """A long prompt was tokenised in a thread."""
+
+    sequence: SequenceId
+    outcome: Accepted | RequestError
+
+
+ToText = FromHolder | HolderGone | Tokenised | EngineUp | StateChanged | Progress | Gauges

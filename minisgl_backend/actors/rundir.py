@@ -1,10 +1,11 @@
 """The folder where the processes of one engine meet: local sockets, a lock, a log.
 
     $MINISGL_RUNTIME_DIR, else $XDG_RUNTIME_DIR/minisgl, else /tmp/minisgl-UID          (mode 0700)
-    └── KEY/                 one engine: a hash of its settings, its model and this code
+    └── KEY/                 one engine: a hash of its settings and of this code
         ├── start.lock       held by a holder while it looks for a host or starts one
         ├── host.lock        held by the host as long as it lives, so its death frees it whatever the cause
         ├── host.pid         of that host
+        ├── host.json        its settings
         ├── door             socket: holders of a lease ↔ host
         ├── engine.log       what host, scheduler and workers print
         └── gN/              one engine group (N counts restarts): its sockets and its settings
@@ -32,12 +33,12 @@ RUNTIME_VARIABLE = "MINISGL_RUNTIME_DIR"
 _SOCKET_PATH_LIMIT = 100  # Linux takes 107 bytes; the deepest socket adds "/gNNNN/worker-NNN"
 
 
-def engine_dir(config: EngineConfig, model_folder: Path) -> Path:
+def engine_dir(config: EngineConfig) -> Path:
     """The folder of the engine with these settings; made if need be.
 
     Raises ConfigError when the place is not safe (owned by somebody else, open to others) or too deep for sockets.
     """
-    folder = _runtime_root() / _key(config, model_folder)
+    folder = _runtime_root() / _key(config)
     if len(os.fsencode(folder)) + 18 > _SOCKET_PATH_LIMIT:
         raise ConfigError(f"the path {folder} is too long for a local socket: set {RUNTIME_VARIABLE} to a shorter one")
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -61,11 +62,11 @@ def _runtime_root() -> Path:
     return root
 
 
-def _key(config: EngineConfig, model_folder: Path) -> str:
-    """Settings, model and code: an engine that runs other code than its holder would read must not be met."""
+def _key(config: EngineConfig) -> str:
+    """Settings and code: an engine that runs other code than its holder would read must not be met."""
     package = Path(__file__).resolve().parent.parent
     newest = max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
-    parts = (msgspec.json.encode(config), os.fsencode(model_folder.resolve()), os.fsencode(package), str(newest).encode())
+    parts = (msgspec.json.encode(config), os.fsencode(package), str(newest).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 

@@ -52,7 +52,7 @@ class Supervisor:
                 _log.error("engine group %d: %s", generation, died)
                 self._deaths_in_a_row += 1
                 if died.fatal or self._deaths_in_a_row > self._max_restarts:
-                    await self._to_text.send(StateChanged(EngineState.FAILED, self._epitaph(died)))
+                    await self._to_text.send(self._epitaph(died))
                     return
                 await self._to_text.send(StateChanged(EngineState.RESTARTING, str(died)))
                 await self._wait(self._backoff_s())
@@ -80,7 +80,7 @@ class Supervisor:
             return 0.0
         return min(0.5 * 2.0 ** (self._deaths_in_a_row - 2), _LONGEST_BACKOFF_S)
 
-    def _epitaph(self, died: GroupDied) -> str:
+    def _epitaph(self, died: GroupDied) -> StateChanged:
         if died.fatal:
-            return f"[exit {died.exit_code}] {died.message}"
-        return f"[exit 1] died {self._deaths_in_a_row} times in a row, last: {died}"
+            return StateChanged(EngineState.FAILED, died.message, died.exit_code)
+        return StateChanged(EngineState.FAILED, f"died {self._deaths_in_a_row} times in a row, last: {died}", 1)

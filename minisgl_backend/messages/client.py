@@ -117,20 +117,20 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):
     items: tuple[Output, ...]
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """Answers Hello."""
-
-    protocol: int
-    pid: int  # of the host: its end is the end of every request in flight
-    state: EngineState
-    detail: str
-
-
 class Health(msgspec.Struct, frozen=True, array_like=True, tag="health"):
     """Sent to every holder whenever the state changes, and with progress while starting."""
 
     state: EngineState
     detail: str  # one line for the operator's log
+    exit_code: int = 0  # when FAILED: what a command that waited for the start returns
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """Answers Hello."""
+
+    protocol: int
+    pid: int  # of the host: its end is the end of every request in flight
+    health: Health
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):

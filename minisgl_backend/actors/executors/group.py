@@ -44,3 +44,21 @@ class Executor(Protocol):
     def open(self, generation: int, deliver: Deliver, say: Say) -> AbstractAsyncContextManager[Group]:
         """Messages of the scheduler go to `deliver`, progress lines to `say`. Raises GroupDied."""
         ...
+
+
+def first_death(errors: BaseExceptionGroup[BaseException]) -> GroupDied | None:
+    """Of the deaths noticed together the one that explains most: a fatal one, else the first.
+
+    None when something else than deaths came out of the group's tasks: a fault of ours, to be raised as it is.
+    """
+    deaths: list[GroupDied] = []
+    stack: list[BaseException] = [errors]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        elif isinstance(error, GroupDied):
+            deaths.append(error)
+        else:
+            return None
+    return next((died for died in deaths if died.fatal), deaths[0])

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say
+from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
 from minisgl_backend.actors.worker import Compute, ToWorker, WorkerActor
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.engine import SchedulerToText
-from minisgl_backend.scheduler.scheduler import Limits, Scheduler
+from minisgl_backend.scheduler.limits import Limits
+from minisgl_backend.scheduler.scheduler import Scheduler
 
 
 class Rank(Protocol):
@@ -59,8 +60,8 @@ class InlineExecutor:
                 tasks.create_task(_member("worker-0", worker.run()))
                 tasks.create_task(forward())
                 yield Group(scheduler_box, rank.num_pages, ())
-        except* GroupDied as died:
-            raise _first(died) from None
+        except BaseExceptionGroup as errors:
+            raise first_death(errors) or errors from None
         finally:
             rank.close()
 
@@ -71,11 +72,3 @@ async def _member(role: str, run: object) -> None:
     except Exception as error:
         raise GroupDied(role, f"{type(error).__name__}: {error}") from error
     raise GroupDied(role, "ended")
-
-
-def _first(group: BaseExceptionGroup[GroupDied]) -> GroupDied:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, GroupDied)
-    return error

@@ -10,6 +10,7 @@ A child dies with its host (parent-death signal); the host notices a child's dea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from pathlib import Path
 import msgspec
 import zmq.asyncio
 
-from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say
+from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
@@ -64,8 +65,8 @@ class ProcessExecutor:
                 group = await members.start(tasks, say)
                 tasks.create_task(members.forward(deliver, say))
                 yield group
-        except* GroupDied as died:
-            raise _first(died) from None
+        except BaseExceptionGroup as errors:
+            raise first_death(errors) or errors from None
         finally:
             await asyncio.shield(members.stop())
             context.destroy(linger=0)
@@ -131,9 +132,8 @@ class _Members:
     async def _watch(self, role: str, process: Process) -> None:
         code = await process.wait()
         if code > 0:  # it ended by itself: its last word, if any, says more than its exit code
-            with_word = asyncio.create_task(self._broken.wait())
-            await asyncio.wait({with_word}, timeout=0.5)
-            with_word.cancel()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._broken.wait(), 0.5)
         raise GroupDied(role, f"killed by signal {-code}" if code < 0 else f"exited with code {code}")
 
     async def stop(self) -> None:
@@ -154,16 +154,3 @@ class _Members:
         for outlet in self._outlets.values():
             outlet.close()
         self._inbox.close()
-
-
-def _first(group: BaseExceptionGroup[GroupDied]) -> GroupDied:
-    """Of all deaths noticed together, the one that explains most: a fatal one, else the first."""
-    leaves: list[GroupDied] = []
-    stack: list[BaseException] = [group]
-    while stack:
-        error = stack.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            stack.extend(error.exceptions)
-        elif isinstance(error, GroupDied):
-            leaves.append(error)
-    return next((died for died in leaves if died.fatal), leaves[0])

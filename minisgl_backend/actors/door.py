@@ -1,0 +1,114 @@
+"""The front door of the engine host: one ROUTER socket that all holders connect to.
+
+    holder (DEALER) ── ToHost ──►  door ── FromHolder, HolderGone ──►  text actor
+    holder (DEALER) ◄── ToHolder ──  door ◄── deliver() ──────────────  text actor
+
+The door owns the leases; the text actor owns the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
+from minisgl_backend.actors.lease import Leases
+from minisgl_backend.actors.mailbox import Outlet
+from minisgl_backend.actors.wire import endpoint
+from minisgl_backend.messages.client import PROTOCOL, Goodbye, Hello, Retire, ToHolder, ToHost
+from minisgl_backend.messages.codec import Decoder, encode
+
+HOLDER_BACKLOG = 65_536
+"""Messages kept for a holder that does not read. One more, and it loses its lease."""
+
+_FIRST_LEASE_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Door:
+    """Binds `path`. Sets `deserted` when nobody has held a lease for `lease_s`, or an inspector retires the engine."""
+
+    def __init__(self, context: zmq.asyncio.Context, path: Path, to_text: Outlet[ToText], lease_s: float) -> None:
+        path.unlink(missing_ok=True)
+        self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, HOLDER_BACKLOG)
+        self._socket.setsockopt(zmq.RCVHWM, HOLDER_BACKLOG)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.bind(endpoint(path))
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
+        self._to_text = to_text
+        self._lease_s = lease_s
+        self._leases = Leases(self._lease_ended)
+        self._decoder: Decoder[ToHost] = Decoder(ToHost)
+        self.deserted = asyncio.Event()  # set when nobody needs the engine any more
+        self._had_lease = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm(max(_FIRST_LEASE_S, lease_s))
+
+    async def run(self) -> None:
+        """Reads until cancelled."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            holder, frame = HolderId(frames[0]), frames[-1]
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.DecodeError as error:
+                _log.error("a holder speaks another protocol than %d: %s", PROTOCOL, error)
+                continue
+            await self._take(holder, message)
+
+    def give_up(self) -> None:
+        """From now on the engine stops as soon as nobody holds a lease: it is of no use to anybody."""
+        self._lease_s = 0.0
+        if not len(self._leases) and self._had_lease:
+            self._arm(0.0)
+
+    def deliver(self, holder: HolderId, message: ToHolder) -> None:
+        try:
+            self._now.send_multipart((holder, encode(message)), zmq.NOBLOCK)
+        except zmq.Again:
+            _log.error("a holder does not read its answers: its lease ends")
+            self._leases.end(holder)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._leases.end(holder)
+
+    def close(self) -> None:
+        self._leases.close()
+        self._disarm()
+        self._socket.close()
+
+    async def _take(self, holder: HolderId, message: ToHost) -> None:
+        if isinstance(message, Goodbye):
+            self._leases.end(holder)
+        elif isinstance(message, Retire):
+            if not len(self._leases):
+                self.deserted.set()
+        else:
+            await self._to_text.send(FromHolder(holder, message))
+            if isinstance(message, Hello) and message.lease and message.protocol == PROTOCOL:
+                self._disarm()
+                self._had_lease = True
+                self._leases.take(holder, message.pid)
+
+    def _lease_ended(self, holder: HolderId) -> None:
+        self._to_text.put(HolderGone(holder))
+        if not len(self._leases):
+            _log.info("nobody holds a lease: stopping in %g s", self._lease_s)
+            self._arm(self._lease_s)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.deserted.set)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,112 @@
+"""The engine host process: `python -m minisgl_backend.actors.host RUN_DIR`.
+
+    door (leases, holders) ◄──► text actor ◄──► scheduler process ◄──► worker processes
+                                    ▲
+                                supervisor (starts and watches the group)
+
+Started by actors/launch.py. Lives as long as somebody holds a lease, and some seconds more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from minisgl_backend.actors.door import Door
+from minisgl_backend.actors.executors.build import make_executor
+from minisgl_backend.actors.internal import Front, StateChanged, ToText
+from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.supervisor import Supervisor
+from minisgl_backend.actors.text import TextActor
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import StartError
+from minisgl_backend.messages.client import EngineState
+
+TEXT_CAPACITY = 1 << 17
+"""Bound of the text actor's mailbox, in messages."""
+
+_LOCK_PATIENCE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def engine(config: EngineConfig, front: Front, inbox: LocalMailbox[ToText], run_dir: Path) -> AsyncIterator[None]:
+    """Text actor and supervisor run while the body does. A start that fails is told to the holders as FAILED."""
+    text = TextActor(config, inbox, front)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(text.run()), tasks.create_task(_supervise(config, inbox, run_dir))]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+
+
+async def _supervise(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir: Path) -> None:
+    try:
+        executor = await asyncio.to_thread(make_executor, config, run_dir)
+    except StartError as error:
+        await to_text.send(StateChanged(EngineState.FAILED, str(error), error.exit_code))
+        return
+    supervisor = Supervisor(executor, to_text, page_size=config.page_size, max_restarts=config.max_restarts)
+    await supervisor.run()
+
+
+async def _host(config: EngineConfig, run_dir: Path) -> None:
+    loop = asyncio.get_running_loop()
+    context = zmq.asyncio.Context()
+    inbox: LocalMailbox[ToText] = LocalMailbox(TEXT_CAPACITY)
+    door = Door(context, run_dir / "door", inbox, config.lease_s)
+    loop.add_signal_handler(signal.SIGTERM, door.deserted.set)
+    (run_dir / "host.pid").write_text(f"{os.getpid()}\n")
+    try:
+        async with engine(config, door, inbox, run_dir), asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(door.run())
+            await door.deserted.wait()
+            reading.cancel()
+        _log.info("the engine stops")
+    finally:
+        (run_dir / "host.pid").unlink(missing_ok=True)
+        door.close()
+        context.destroy(linger=500)
+
+
+def _take_lock(path: Path) -> int:
+    """Held until this process ends. A look by another process may hold it for an instant, so we try for a while."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                sys.exit("another host holds this engine")
+            time.sleep(0.01)
+
+
+def main() -> None:
+    """Runs the host of the engine described by host.json in RUN_DIR."""
+    run_dir = Path(sys.argv[1])
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _take_lock(run_dir / "host.lock")
+    config = msgspec.json.decode((run_dir / "host.json").read_bytes(), type=EngineConfig)
+    asyncio.run(_host(config, run_dir))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Finds the living host of an engine, or starts one. Blocking: called from a thread.
+
+The host is no part of its starter: it has a session of its own and outlives a killed Triton stub by its lease. The
+start lock makes holders that come together agree on one host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from minisgl_backend.actors.rundir import engine_dir, is_locked, locked
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import StartError
+
+_START_PATIENCE_S = 30.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a host lives."""
+
+    run_dir: Path
+    pid: int
+    process: subprocess.Popen[bytes] | None  # set when we started it: to be reaped by us
+
+
+def absolute(config: EngineConfig) -> EngineConfig:
+    """The same settings, meaning the same model from any working directory."""
+    folder = Path(config.model).expanduser()
+    return msgspec.structs.replace(config, model=str(folder.resolve())) if folder.is_dir() else config
+
+
+def find_or_start(config: EngineConfig) -> Place:
+    """The living host of this engine. Raises StartError when a new one can not be started."""
+    run_dir = engine_dir(config)
+    with locked(run_dir / "start.lock"):
+        place = find(config)
+        return place if place is not None else _start(config, run_dir)
+
+
+def find(config: EngineConfig) -> Place | None:
+    """The living host of this engine, if there is one."""
+    run_dir = engine_dir(config)
+    if not is_locked(run_dir / "host.lock"):
+        return None
+    try:
+        return Place(run_dir, int((run_dir / "host.pid").read_text()), None)
+    except (OSError, ValueError):  # it is ending: its pid is gone before its lock
+        return None
+
+
+def _start(config: EngineConfig, run_dir: Path) -> Place:
+    (run_dir / "host.pid").unlink(missing_ok=True)
+    (run_dir / "host.json").write_bytes(msgspec.json.encode(config))
+    with (run_dir / "engine.log").open("wb") as log:
+        process = subprocess.Popen(
+            [_python(), "-P", "-m", "minisgl_backend.actors.host", str(run_dir)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + _START_PATIENCE_S
+    while time.monotonic() < deadline:
+        if (code := process.poll()) is not None:
+            raise StartError(f"the engine host ended at its start with code {code}; its log: {run_dir / 'engine.log'}")
+        place = find(config)
+        if place is not None and place.pid == process.pid:
+            return Place(run_dir, process.pid, process)
+        time.sleep(_POLL_S)
+    process.kill()
+    process.wait()
+    raise StartError(
+        f"the engine host did not come up within {_START_PATIENCE_S:g} s; its log: {run_dir / 'engine.log'}"
+    )
+
+
+def _python() -> str:
+    """The environment's interpreter. In Triton's stub, sys.executable is not it."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    inside = Path(sys.prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if os.access(inside, os.X_OK):
+        return str(inside)
+    found = shutil.which("python3")
+    if found is None:
+        raise StartError("no python3 on the PATH to run the engine with")
+    return found

@@ -1,0 +1,350 @@
+"""The text actor: owns every open request from its arrival to its one terminal answer.
+
+    holder ── Request, Cancel ──►  (this)  ── Sequence, Abort ──►  scheduler
+    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges ──  scheduler
+
+Texts become tokens here and tokens become text (text/). A request ends for the first of these reasons: the scheduler
+says so (end token, length), its holder cancels or is gone, the engine dies. The record is then closed and answered;
+what the scheduler still says of its sequence is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+
+from minisgl_backend.actors.internal import (
+    EngineUp,
+    FromHolder,
+    Front,
+    HolderGone,
+    HolderId,
+    StateChanged,
+    Tokenised,
+    ToText,
+)
+from minisgl_backend.actors.mailbox import LocalMailbox, MailboxFull, Outlet
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, SequenceFailed, StartError, Status
+from minisgl_backend.messages.client import (
+    PROTOCOL,
+    Cancel,
+    EngineState,
+    Failed,
+    Health,
+    Hello,
+    Inspect,
+    Output,
+    Outputs,
+    Request,
+    Stats,
+    Welcome,
+)
+from minisgl_backend.messages.engine import Abort, EndReason, Gauges, Probe, Progress, Sequence, TextToScheduler
+from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.models.locate import locate_model
+from minisgl_backend.models.spec import context_limit, read_model_spec
+from minisgl_backend.text.record import Record
+from minisgl_backend.text.request import Accepted, Checked, RequestLimits, check_request, tokenise
+from minisgl_backend.text.tokenizer import Tokenizer
+
+_LONG_PROMPT_BYTES = 16_384
+"""From here on tokenising takes milliseconds: it then runs in a thread, so that other streams keep their pace."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request without its terminal answer. `record` is None while its prompt is being tokenised."""
+
+    holder: HolderId
+    request: RequestId
+    sequence: SequenceId
+    record: Record | None = None
+
+
+class TextActor:
+    """One inbox, one loop; everything below is its state and nobody else's."""
+
+    def __init__(self, config: EngineConfig, inbox: LocalMailbox[ToText], front: Front) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._front = front
+        self._tokenizer: Tokenizer | None = None
+        self._context_tokens = 0
+        self._limits: RequestLimits | None = None
+        self._to_scheduler: Outlet[TextToScheduler] | None = None
+        self._health = Health(EngineState.STARTING, "starting")
+        self._holders: dict[HolderId, None] = {}  # in order of arrival
+        self._open: dict[SequenceId, _Open] = {}
+        self._by_request: dict[tuple[HolderId, RequestId], SequenceId] = {}
+        self._touched: dict[SequenceId, None] = {}  # records with something to say, in order
+        self._outputs: dict[HolderId, list[Output]] = {}
+        self._inspectors: list[HolderId] = []
+        self._pids: tuple[tuple[str, int], ...] = ()
+        self._next_sequence = 1
+        self._starts = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._load()
+            while True:
+                message: ToText | None = await self._inbox.receive()
+                while message is not None:
+                    self._take(message)
+                    message = self._inbox.receive_nowait()
+                self._flush()
+
+    async def _load(self) -> None:
+        try:
+            self._tokenizer, self._context_tokens = await asyncio.to_thread(_load_model_texts, self._config)
+        except StartError as error:
+            self._become(Health(EngineState.FAILED, str(error), error.exit_code))
+
+    def _take(self, message: ToText) -> None:
+        if isinstance(message, Progress):
+            self._on_progress(message)
+        elif isinstance(message, FromHolder):
+            self._on_holder(message.holder, message.message)
+        elif isinstance(message, Tokenised):
+            self._on_tokenised(message)
+        elif isinstance(message, HolderGone):
+            self._on_holder_gone(message.holder)
+        elif isinstance(message, EngineUp):
+            self._on_engine_up(message)
+        elif isinstance(message, StateChanged):
+            self._on_state(message)
+        else:
+            self._on_gauges(message)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_holder(self, holder: HolderId, message: Hello | Request | Cancel | Inspect) -> None:
+        if isinstance(message, Request):
+            self._on_request(holder, message)
+        elif isinstance(message, Cancel):
+            sequence = self._by_request.get((holder, message.id))
+            if sequence is not None:
+                self._end(sequence, Status.CANCELLED, "the request was cancelled")
+        elif isinstance(message, Inspect):
+            self._on_inspect(holder)
+        else:
+            self._on_hello(holder, message)
+
+    def _on_request(self, holder: HolderId, request: Request) -> None:
+        if (holder, request.id) in self._by_request:
+            _log.error("a holder used the request id %d twice", request.id)
+            return
+        sequence = SequenceId(self._next_sequence)
+        self._next_sequence += 1
+        self._open[sequence] = _Open(holder, request.id, sequence)
+        self._by_request[holder, request.id] = sequence
+        try:
+            limits, tokenizer = self._admit()
+            checked = check_request(request, tokenizer, limits)
+            if len(request.text_input) < _LONG_PROMPT_BYTES:
+                self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
+            else:
+                assert self._tasks is not None
+                self._tasks.create_task(self._tokenise_beside(sequence, checked, tokenizer, limits))
+        except RequestError as error:
+            self._end(sequence, error.status, str(error))
+        except Exception:
+            self._fault(sequence)
+
+    def _admit(self) -> tuple[RequestLimits, Tokenizer]:
+        """Raises the reason for which nothing can be taken in now."""
+        if self._to_scheduler is None or self._limits is None or self._tokenizer is None:
+            raise EngineUnavailable("the engine is not ready; try again in a moment")
+        if len(self._open) > self._config.queue_limit + self._config.max_running:
+            raise QueueFull(f"{self._config.queue_limit} requests are waiting already; try again later")
+        return self._limits, self._tokenizer
+
+    async def _tokenise_beside(
+        self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
+    ) -> None:
+        outcome: Accepted | RequestError
+        try:
+            outcome = await asyncio.to_thread(tokenise, checked, tokenizer, limits, _draw_seed)
+        except RequestError as error:
+            outcome = error
+        except Exception:
+            _log.exception("tokenising failed")
+            outcome = SequenceFailed("the prompt could not be tokenised")
+        await self._inbox.send(Tokenised(sequence, outcome))
+
+    def _on_tokenised(self, message: Tokenised) -> None:
+        if message.sequence not in self._open:  # cancelled meanwhile
+            return
+        if isinstance(message.outcome, Accepted):
+            self._start(message.sequence, message.outcome)
+        else:
+            self._end(message.sequence, message.outcome.status, str(message.outcome))
+
+    def _start(self, id: SequenceId, accepted: Accepted) -> None:
+        entry = self._open[id]
+        assert self._tokenizer is not None
+        entry.record = Record(entry.request, accepted, self._tokenizer)
+        self._tell_scheduler(accepted.sequence(id))
+
+    def _tell_scheduler(self, message: TextToScheduler) -> None:
+        """The mailbox is far larger than the queue limit: it is only ever full when the scheduler is stuck."""
+        if self._to_scheduler is None:
+            return
+        try:
+            self._to_scheduler.put(message)
+        except MailboxFull:
+            _log.error("the scheduler does not take messages")
+            if isinstance(message, Sequence):
+                self._end(message.id, Status.UNAVAILABLE, "the engine is overloaded; try again later")
+
+    def _on_progress(self, progress: Progress) -> None:
+        for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
+            entry = self._open.get(id)
+            if entry is None or entry.record is None:
+                continue
+            entry.record.on_token(token)
+            self._touched[id] = None
+        for ended in progress.ended:
+            self._on_ended(ended.id, ended.reason)
+
+    def _on_ended(self, id: SequenceId, reason: EndReason) -> None:
+        entry = self._open.get(id)
+        if entry is None or entry.record is None:
+            return
+        if reason is EndReason.FAILED:
+            self._end(id, Status.INTERNAL, "the model gave no usable token for this request")
+        elif reason is EndReason.ABORT:  # we did not ask for it
+            self._end(id, Status.INTERNAL, "the request was aborted by the engine")
+        else:
+            entry.record.on_end(reason)
+            self._touched[id] = None
+
+    def _flush(self) -> None:
+        """Sends what the records have to say: one message per holder."""
+        for id in self._touched:
+            entry = self._open.get(id)
+            if entry is None or entry.record is None:
+                continue
+            try:
+                output = entry.record.take_output()
+            except Exception:
+                self._fault(id)
+                continue
+            if output is not None:
+                self._outputs.setdefault(entry.holder, []).append(output)
+            if entry.record.closed:
+                self._close(entry)
+        self._touched.clear()
+        for holder, items in self._outputs.items():
+            self._front.deliver(holder, Outputs(tuple(items)))
+        self._outputs.clear()
+
+    def _fault(self, id: SequenceId) -> None:
+        """A fault of ours in one request stays with that request."""
+        _log.exception("request failed")
+        self._end(id, Status.INTERNAL, "an internal error ended this request")
+
+    def _end(self, id: SequenceId, status: Status, message: str) -> None:
+        """The terminal answer of a request that did not finish by itself; its sequence is let go."""
+        entry = self._open[id]
+        self._outputs.setdefault(entry.holder, []).append(Failed(entry.request, status, message))
+        self._close(entry)
+        if entry.record is not None:
+            self._tell_scheduler(Abort(id))
+
+    def _close(self, entry: _Open) -> None:
+        del self._open[entry.sequence]
+        del self._by_request[entry.holder, entry.request]
+
+    # ── holders and the engine's state ───────────────────────────────────────────────────────────────────────────
+
+    def _on_hello(self, holder: HolderId, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            problem = f"the engine speaks protocol {PROTOCOL}, its client {hello.protocol}: two versions are installed"
+            self._front.deliver(holder, Welcome(PROTOCOL, os.getpid(), Health(EngineState.FAILED, problem, 2)))
+            return
+        if hello.lease:
+            self._holders[holder] = None
+        self._front.deliver(holder, Welcome(PROTOCOL, os.getpid(), self._health))
+
+    def _on_holder_gone(self, holder: HolderId) -> None:
+        self._holders.pop(holder, None)
+        for id in [id for id, entry in self._open.items() if entry.holder == holder]:
+            self._end(id, Status.CANCELLED, "the client is gone")
+        self._outputs.pop(holder, None)
+
+    def _on_engine_up(self, up: EngineUp) -> None:
+        self._starts += 1
+        self._pids = up.pids
+        if self._tokenizer is None:  # FAILED was said already
+            return
+        self._to_scheduler = up.to_scheduler
+        self._limits = RequestLimits(context_tokens=self._context_tokens, pool_tokens=up.pool_tokens)
+        self._become(Health(EngineState.READY, f"ready: {up.pool_tokens} tokens of KV"))
+
+    def _on_state(self, change: StateChanged) -> None:
+        if self._health.state is EngineState.FAILED:
+            return
+        if change.state is EngineState.STARTING:  # a line of progress, of the first start or of a later one
+            self._become(Health(self._health.state, change.detail))
+            return
+        self._to_scheduler = None
+        self._pids = ()
+        for id in list(self._open):
+            self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+        for holder in self._inspectors:
+            self._front.deliver(holder, self._stats(None))
+        self._inspectors.clear()
+        self._become(Health(change.state, change.detail, change.exit_code))
+
+    def _become(self, health: Health) -> None:
+        self._flush()
+        self._health = health
+        for holder in list(self._holders):
+            self._front.deliver(holder, health)
+        if health.state is EngineState.FAILED:
+            self._front.give_up()
+
+    def _on_inspect(self, holder: HolderId) -> None:
+        if self._to_scheduler is None:
+            self._front.deliver(holder, self._stats(None))
+        else:
+            self._inspectors.append(holder)
+            self._tell_scheduler(Probe())
+
+    def _on_gauges(self, gauges: Gauges) -> None:
+        if self._inspectors:
+            self._front.deliver(self._inspectors.pop(0), self._stats(gauges))
+
+    def _stats(self, gauges: Gauges | None) -> Stats:
+        known = gauges or Gauges(0, 0, 0, 0, 0, 0, 0)
+        return Stats(
+            state=self._health.state,
+            open_requests=len(self._open),
+            waiting=known.waiting,
+            running=known.running,
+            free_slots=known.free_slots,
+            total_slots=known.total_slots,
+            free_pages=known.free_pages,
+            total_pages=known.total_pages,
+            steps=known.steps,
+            restarts=max(0, self._starts - 1),
+            pids=self._pids,
+        )
+
+
+def _load_model_texts(config: EngineConfig) -> tuple[Tokenizer, int]:
+    """The tokenizer, and the context limit in tokens. Raises StartError."""
+    folder = locate_model(config.model)
+    return Tokenizer.load(folder), context_limit(config, read_model_spec(folder))
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(63)

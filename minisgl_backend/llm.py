@@ -1,0 +1,267 @@
+"""The engine without Triton: `LLM(model=…).generate(prompts)` for scripts, tests and benchmarks.
+
+    caller's thread ── Request, Cancel ──►  text actor (in this object's own thread) ◄──► scheduler ◄──► workers
+    caller's thread ◄── Outputs ──────────
+
+The very same actors as behind Triton; only the door is missing. By default scheduler and worker run in processes of
+their own; `executor="inline"` keeps everything in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from minisgl_backend.actors.host import TEXT_CAPACITY, engine
+from minisgl_backend.actors.internal import FromHolder, HolderId, ToText
+from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.config import resolve_config
+from minisgl_backend.errors import StartError, Status, error_of
+from minisgl_backend.messages.client import (
+    PROTOCOL,
+    Cancel,
+    Chunk,
+    EngineState,
+    Failed,
+    Finished,
+    FinishReason,
+    Health,
+    Hello,
+    Inspect,
+    Output,
+    Outputs,
+    Request,
+    Stats,
+    ToHolder,
+    Welcome,
+)
+from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.text.parameters import SamplingParams
+
+_LONG_WORK = 16
+"""From this many prompts on, `generate` shows a progress bar unless told otherwise."""
+
+_ME = HolderId(b"llm")
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a streamed answer. Joined, the texts are the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None  # set on the last piece
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer."""
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]  # an end-of-sequence token that ended the answer is included
+    finish_reason: FinishReason
+    num_input_tokens: int
+    num_output_tokens: int
+
+
+class LLM:
+    """An engine of one's own. Use as a context manager, or call `close`.
+
+    `settings` are those of docs/configuration.md. Raises StartError when the engine can not start. Methods may be
+    called from several threads. Errors of requests are raised as errors.RequestError.
+    """
+
+    def __init__(self, model: str | Path = "smollm2", **settings: Any) -> None:
+        self._config = resolve_config({"model": str(model)}, settings)
+        self._ids = count(1)
+        self._boxes: dict[RequestId, queue.SimpleQueue[Output]] = {}
+        self._stats: queue.SimpleQueue[Stats] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._stop: asyncio.Event | None = None
+        self._loop = asyncio.new_event_loop()
+        self._inbox: LocalMailbox[ToText] | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="minisgl-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """One answer per prompt, in the order of the prompts. A refused prompt raises; the others are then cancelled.
+
+        sampling_params: for all prompts, or one for each. progress: a bar; by default on long work only.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        params = _one_each(sampling_params, len(texts))
+        bar = tqdm(
+            total=len(texts), unit="prompt", disable=not (len(texts) >= _LONG_WORK if progress is None else progress)
+        )
+        done: dict[int, Completion] = {}
+        waiting = list(enumerate(zip(texts, params, strict=True)))[::-1]
+        answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        running: dict[RequestId, int] = {}
+        room = max(self._config.queue_limit, 1)
+        try:
+            while waiting or running:
+                while waiting and len(running) < room:
+                    index, (text, param) = waiting.pop()
+                    running[self._submit(text, param, stream=False, box=answers)] = index
+                output = answers.get()
+                index = running.pop(output.id)
+                done[index] = _completion(texts[index], output)
+                bar.update()
+        finally:
+            bar.close()
+            for id in running:
+                self._forget(id)
+        return [done[index] for index in range(len(texts))]
+
+    def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+        """The answer piece by piece. Leaving the iterator early cancels the request."""
+        box: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        id = self._submit(prompt, sampling_params or SamplingParams(), stream=True, box=box)
+        try:
+            while True:
+                output = box.get()
+                if isinstance(output, Failed):
+                    raise error_of(output.status, output.message)
+                reason = output.reason if isinstance(output, Finished) else None
+                yield Piece(output.text, tuple(unpack_tokens(output.tokens)), reason)
+                if reason is not None:
+                    return
+        finally:
+            self._forget(id)
+
+    def stats(self) -> Stats:
+        """What the engine holds at this moment."""
+        self._post(Inspect())
+        return self._stats.get()
+
+    def close(self) -> None:
+        """Ends the engine and its processes. Idempotent. Requests still open raise RequestCancelled."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.call_soon_threadsafe(lambda: self._stop.set() if self._stop else None)
+        self._thread.join()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ── towards the engine ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _submit(
+        self, prompt: str, params: SamplingParams, *, stream: bool, box: queue.SimpleQueue[Output]
+    ) -> RequestId:
+        id = RequestId(next(self._ids))
+        self._boxes[id] = box
+        # A lone surrogate can not be encoded; it is handed on as it is, for text/ to refuse by name.
+        text = prompt.encode("utf-8", "surrogatepass")
+        self._post(Request(id, text, params.to_json(), stream, exclude_input_in_output=True))
+        return id
+
+    def _forget(self, id: RequestId) -> None:
+        if self._boxes.pop(id, None) is not None:
+            self._post(Cancel(id))
+
+    def _post(self, message: Request | Cancel | Inspect) -> None:
+        if self._closed or not self._thread.is_alive():
+            raise error_of(Status.CANCELLED, "this LLM is closed")
+        self._loop.call_soon_threadsafe(self._put, message)
+
+    def _put(self, message: Request | Cancel | Inspect) -> None:
+        assert self._inbox is not None
+        self._inbox.put(FromHolder(_ME, message))
+
+    # ── in the engine's thread ───────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        run_dir = Path(tempfile.mkdtemp(prefix="minisgl-llm-"))
+        try:
+            self._loop.run_until_complete(self._live(run_dir))
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+        finally:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            for id, box in list(self._boxes.items()):
+                box.put(Failed(id, Status.CANCELLED, "this LLM is closed"))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+
+    async def _live(self, run_dir: Path) -> None:
+        self._stop = asyncio.Event()
+        self._inbox = LocalMailbox(TEXT_CAPACITY)
+        async with engine(self._config, self, self._inbox, run_dir):
+            self._inbox.put(FromHolder(_ME, Hello(PROTOCOL, os.getpid(), lease=True)))
+            await self._stop.wait()
+
+    def deliver(self, holder: HolderId, message: ToHolder) -> None:
+        """The text actor's way back to us (a Front)."""
+        if isinstance(message, Outputs):
+            for output in message.items:
+                box = self._boxes.get(output.id)
+                if box is not None:
+                    box.put(output)
+                    if not isinstance(output, Chunk):
+                        self._boxes.pop(output.id, None)
+        elif isinstance(message, Stats):
+            self._stats.put(message)
+        else:
+            self._heed(message.health if isinstance(message, Welcome) else message)
+
+    def give_up(self) -> None:
+        """FAILED is final; our caller is told by deliver()."""
+
+    def _heed(self, health: Health) -> None:
+        if self._ready.done():
+            return
+        if health.state is EngineState.READY:
+            self._ready.set_result(None)
+        elif health.state is EngineState.FAILED:
+            error = StartError(health.detail)
+            error.exit_code = health.exit_code
+            self._ready.set_exception(error)
+
+
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * number
+    if len(params) != number:
+        raise ValueError(f"sampling_params: {len(params)} for {number} prompts")
+    return list(params)
+
+
+def _completion(prompt: str, output: Output) -> Completion:
+    if isinstance(output, Failed):
+        raise error_of(output.status, output.message)
+    assert isinstance(output, Finished), output
+    ids = tuple(unpack_tokens(output.tokens))
+    return Completion(prompt, output.text, ids, output.reason, output.num_input_tokens, output.num_output_tokens)

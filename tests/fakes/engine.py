@@ -1,0 +1,205 @@
+"""All actors of an engine in one loop, over a fake device: for the simulation tests.
+
+The text actor, the supervisor, the scheduler actor and the worker actor are the real ones. Fake are the device (next
+token = hash of all tokens before it, read through the page table), the way to the holders, and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from minisgl_backend.worker.fake import FakeRunner
+
+from minisgl_backend.actors.executors.build import make_limits
+from minisgl_backend.actors.executors.inline import InlineExecutor
+from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
+from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.supervisor import Supervisor
+from minisgl_backend.actors.text import TextActor
+from minisgl_backend.config import EngineConfig, resolve_config
+from minisgl_backend.messages.client import (
+    Cancel,
+    Chunk,
+    EngineState,
+    Failed,
+    Finished,
+    Health,
+    Hello,
+    Inspect,
+    Output,
+    Outputs,
+    Request,
+    Stats,
+    ToHolder,
+    Welcome,
+)
+from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.messages.plan import BatchPlan, StepResult
+
+Hook = Callable[[BatchPlan], Awaitable[None]]
+
+
+class FakeRank:
+    """A rank on the fake device. `hook` runs before each step: it may wait (a delay) or raise (a death)."""
+
+    def __init__(self, runner: FakeRunner, hook: Hook | None) -> None:
+        self.num_pages = runner.num_pages
+        self.closed = False
+        self._runner = runner
+        self._hook = hook
+
+    async def compute(self, plan: BatchPlan) -> StepResult:
+        if self._hook is not None:
+            await self._hook(plan)
+        return self._runner.run(plan)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Holder:
+    """A holder of a lease in a test: keeps all it is sent and lets the test wait for it."""
+
+    def __init__(self, engine: FakeEngine, name: bytes) -> None:
+        self.id = HolderId(name)
+        self.healths: list[Health] = []
+        self.outputs: dict[RequestId, list[Output]] = {}
+        self._engine = engine
+        self._stats: asyncio.Queue[Stats] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._ids = count(1)
+
+    def request(self, text: str | bytes, *, stream: bool = True, **parameters: Any) -> RequestId:
+        id = RequestId(next(self._ids))
+        self.outputs[id] = []
+        raw = text.encode() if isinstance(text, str) else text
+        self.send(Request(id, raw, json.dumps(parameters).encode(), stream, True))
+        return id
+
+    def cancel(self, id: RequestId) -> None:
+        self.send(Cancel(id))
+
+    def send(self, message: Hello | Request | Cancel | Inspect) -> None:
+        self._engine.inbox.put(FromHolder(self.id, message))
+
+    def leave(self) -> None:
+        self._engine.inbox.put(HolderGone(self.id))
+
+    async def stats(self) -> Stats:
+        self.send(Inspect())
+        return await self._stats.get()
+
+    async def idle(self) -> Stats:
+        """Waits until the engine holds nothing: every slot and page back."""
+        while True:
+            stats = await self.stats()
+            if not (stats.open_requests or stats.waiting or stats.running) and stats.free_pages == stats.total_pages:
+                return stats
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def answer(self, id: RequestId) -> Finished | Failed:
+        """The terminal answer."""
+        await self.until(lambda: self.ended(id))
+        last = self.outputs[id][-1]
+        assert isinstance(last, Finished | Failed)
+        return last
+
+    async def text(self, id: RequestId) -> str:
+        """The joined answer of a request that must end well."""
+        last = await self.answer(id)
+        assert isinstance(last, Finished), last
+        return "".join(output.text for output in self.outputs[id] if not isinstance(output, Failed))
+
+    def ended(self, id: RequestId) -> bool:
+        return bool(self.outputs[id]) and not isinstance(self.outputs[id][-1], Chunk)
+
+    async def state(self, state: EngineState) -> Health:
+        await self.until(lambda: any(health.state is state for health in self.healths))
+        return next(health for health in self.healths if health.state is state)
+
+    def take(self, message: ToHolder) -> None:
+        if isinstance(message, Outputs):
+            for output in message.items:
+                assert not self.ended(output.id), f"{output} after the terminal answer"
+                self.outputs[output.id].append(output)
+        elif isinstance(message, Stats):
+            self._stats.put_nowait(message)
+        else:
+            self.healths.append(message.health if isinstance(message, Welcome) else message)
+        self._changed.set()
+
+
+class FakeEngine:
+    """The front (way back to the holders) and the handles of one simulated engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.inbox: LocalMailbox[ToText] = LocalMailbox(0)
+        self.ranks: list[FakeRank] = []
+        self.gave_up = False
+        self.backoffs: list[float] = []
+        self._holders: dict[HolderId, Holder] = {}
+
+    def holder(self, name: bytes = b"holder") -> Holder:
+        holder = Holder(self, name)
+        self._holders[holder.id] = holder
+        holder.send(Hello(1, 0, lease=True))
+        return holder
+
+    def deliver(self, holder: HolderId, message: ToHolder) -> None:
+        self._holders[holder].take(message)
+
+    def give_up(self) -> None:
+        self.gave_up = True
+
+    async def wait(self, seconds: float) -> None:
+        """The supervisor's patience, without the patience."""
+        self.backoffs.append(seconds)
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def fake_engine(
+    model: Path,
+    *,
+    hook: Hook | None = None,
+    build: Callable[[], FakeRunner] | None = None,
+    num_pages: int = 64,
+    **settings: Any,
+) -> AsyncIterator[FakeEngine]:
+    """A simulated engine. hook: see FakeRank. build: makes the runner (may raise, to simulate a failing start)."""
+    config = resolve_config({"model": str(model), "device": "fake", "executor": "inline"}, settings)
+    fake = FakeEngine(config)
+
+    def make_runner() -> FakeRunner:
+        return FakeRunner(config, num_pages=num_pages, context_tokens=1024)
+
+    def build_rank(say: Callable[[str], None]) -> FakeRank:
+        fake.ranks.append(FakeRank((build or make_runner)(), hook))
+        return fake.ranks[-1]
+
+    executor = InlineExecutor(build_rank, lambda pages: make_limits(config, pages, 1024))
+    supervisor = Supervisor(
+        executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=fake.wait
+    )
+    async with asyncio.timeout(60):
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(TextActor(config, fake.inbox, fake).run()),
+                tasks.create_task(supervisor.run()),
+            ]
+            try:
+                yield fake
+            finally:
+                for task in running:
+                    task.cancel()
