@@ -20,7 +20,16 @@ from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, To
 from minisgl_backend.actors.lease import Leases
 from minisgl_backend.actors.mailbox import Outlet
 from minisgl_backend.actors.wire import endpoint
-from minisgl_backend.messages.client import PROTOCOL, Goodbye, Hello, Retire, ToHolder, ToHost
+from minisgl_backend.messages.client import (
+    PROTOCOL,
+    EngineState,
+    Goodbye,
+    Health,
+    Hello,
+    Retire,
+    ToHolder,
+    ToHost,
+)
 from minisgl_backend.messages.codec import Decoder, encode
 
 HOLDER_BACKLOG = 65_536
@@ -89,7 +98,9 @@ class Door:
         if isinstance(message, Goodbye):
             self._leases.end(holder)
         elif isinstance(message, Retire):
-            if not len(self._leases):
+            if len(self._leases):
+                self.deliver(holder, Health(EngineState.READY, "somebody holds a lease"))
+            else:
                 self.deserted.set()
         else:
             await self._to_text.send(FromHolder(holder, message))

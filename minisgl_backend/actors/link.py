@@ -294,9 +294,7 @@ async def retire(config: EngineConfig) -> bool:
         return True
     with _Connection(place, lease=False) as connection:
         connection.put(Retire())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                async for _ in connection.messages():
-                    pass
-                return True
-    return False
+        async for message in connection.messages():
+            if isinstance(message, Health):
+                return False
+    return True

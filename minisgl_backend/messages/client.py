@@ -69,7 +69,7 @@ class Inspect(msgspec.Struct, frozen=True, array_like=True, tag="inspect"):
 
 
 class Retire(msgspec.Struct, frozen=True, array_like=True, tag="retire"):
-    """From an inspector: stop now, unless somebody holds a lease."""
+    """From an inspector: stop now. Answered with a Health when somebody holds a lease, and ignored."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):

@@ -1,0 +1,266 @@
+"""The real processes (host, scheduler, worker) on the fake device, through the link that Triton's stub uses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+
+from minisgl_backend.actors.launch import absolute, find
+from minisgl_backend.actors.link import EngineLink, inspect, retire
+from minisgl_backend.actors.rundir import RUNTIME_VARIABLE
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import ModelNotFound, StartError, Status
+from minisgl_backend.messages.client import Chunk, EngineState, Failed, Finished, Health, Output, Request, Stats
+from minisgl_backend.messages.ids import RequestId
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 20.0
+
+
+class Client:
+    """A link with a memory."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self.healths: queue.SimpleQueue[Health] = queue.SimpleQueue()
+        self.lines: list[str] = []
+        self._ids = count(1)
+        self.link = EngineLink.open(config, self._keep, self.healths.put, self.lines.append)
+
+    def _keep(self, outputs: tuple[Output, ...]) -> None:
+        for output in outputs:
+            self.outputs.put(output)
+
+    def submit(self, text: str, *, max_tokens: int = 8) -> RequestId:
+        id = RequestId(next(self._ids))
+        self.link.submit(Request(id, text.encode(), b'{"max_tokens": %d}' % max_tokens, True, None))
+        return id
+
+    def terminal(self) -> Finished | Failed:
+        while True:
+            output = self.outputs.get(timeout=PATIENCE_S)
+            if not isinstance(output, Chunk):
+                return output
+
+    def until(self, state: EngineState) -> None:
+        while self.healths.get(timeout=PATIENCE_S).state is not state:
+            pass
+
+
+@pytest.fixture
+def config(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
+    """Settings of an engine nobody else meets; whatever is left of it at the end is a failure."""
+    monkeypatch.setenv(RUNTIME_VARIABLE, f"/tmp/minisgl-test-{os.getpid()}")
+    config = EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0)
+    before = _engine_processes()
+    yield config
+    _eventually(lambda: not _engine_processes() - before, "processes of the engine are left")
+
+
+def _engine_processes() -> set[int]:
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if any(part.startswith("minisgl_backend.actors.") for part in process.cmdline()):
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _eventually(condition: object, failure: str) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, failure
+        time.sleep(0.02)  # waiting for the kernel, not for our code
+
+
+def _stats(config: EngineConfig) -> Stats:
+    stats = asyncio.run(inspect(config))
+    assert stats is not None
+    return stats
+
+
+def _pid(stats: Stats, role: str) -> int:
+    return dict(stats.pids)[role]
+
+
+def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(config: EngineConfig) -> None:
+    client = Client(config)
+    for _ in range(20):
+        client.submit("the cat")
+    ends = [client.terminal() for _ in range(20)]
+    assert all(isinstance(end, Finished) and end.num_output_tokens == 8 for end in ends)
+    _eventually(lambda: _stats(config).free_pages == _stats(config).total_pages, "pages are lost")
+    client.link.close()
+    _eventually(lambda: find(absolute(config)) is None, "the engine outlives its lease")
+
+
+@pytest.mark.parametrize("role", ["scheduler", "worker-0"])
+def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(config: EngineConfig, role: str) -> None:
+    client = Client(config)
+    ids = {client.submit("the cat", max_tokens=900) for _ in range(10)}
+    client.outputs.get(timeout=PATIENCE_S)
+    os.kill(_pid(_stats(config), role), signal.SIGKILL)
+    killed = time.monotonic()
+    ends = [client.terminal() for _ in ids]
+    assert time.monotonic() - killed < 2.0
+    assert {end.id for end in ends} == ids
+    assert all(isinstance(end, Failed) and end.status is Status.UNAVAILABLE for end in ends)
+    client.until(EngineState.RESTARTING)
+    client.until(EngineState.READY)
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    assert _stats(config).restarts == 1
+    client.link.close()
+
+
+def test_a_killed_host_is_answered_at_once_and_started_again(config: EngineConfig) -> None:
+    client = Client(config)
+    client.submit("the cat", max_tokens=900)
+    client.outputs.get(timeout=PATIENCE_S)
+    place = find(absolute(config))
+    assert place is not None
+    children = psutil.Process(place.pid).children()
+    os.kill(place.pid, signal.SIGKILL)
+    end = client.terminal()
+    assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+    client.until(EngineState.RESTARTING)
+    client.until(EngineState.READY)
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    _eventually(lambda: not any(child.is_running() for child in children), "orphans of the killed host")
+    client.link.close()
+
+
+_HOLDER = """
+import sys, msgspec
+from minisgl_backend.actors.link import EngineLink
+from minisgl_backend.config import EngineConfig
+config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
+link = EngineLink.open(config, lambda outputs: None, lambda health: None, lambda line: None)
+print("held", flush=True)
+input()
+"""
+
+
+def _holder(config: EngineConfig) -> subprocess.Popen[bytes]:
+    import msgspec
+
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, msgspec.json.encode(config).decode()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    return holder
+
+
+def test_the_engine_of_a_killed_holder_stops_when_its_lease_has_run_out(config: EngineConfig) -> None:
+    holder = _holder(config)
+    holder.kill()
+    holder.communicate()
+    _eventually(lambda: find(absolute(config)) is None, "the engine outlives its killed holder")
+
+
+def test_a_second_holder_that_comes_in_time_meets_the_warm_engine(config: EngineConfig) -> None:
+    patient = EngineConfig(model=config.model, device="fake", lease_s=15.0)
+    first = _holder(patient)
+    warm = find(absolute(patient))
+    first.kill()
+    first.communicate()
+    second = Client(patient)
+    again = find(absolute(patient))
+    assert warm is not None and again is not None and again.pid == warm.pid
+    second.submit("the cat")
+    assert isinstance(second.terminal(), Finished)
+    second.link.close()
+    assert asyncio.run(retire(patient))
+
+
+def test_two_holders_share_one_engine_and_each_gets_only_its_own_answers(config: EngineConfig) -> None:
+    clients = [Client(config), Client(config)]
+    place = find(absolute(config))
+    for client, tokens in zip(clients, (3, 5), strict=True):
+        for _ in range(10):
+            client.submit("the cat", max_tokens=tokens)
+    for client, tokens in zip(clients, (3, 5), strict=True):
+        ends = [client.terminal() for _ in range(10)]
+        assert all(isinstance(end, Finished) and end.num_output_tokens == tokens for end in ends)
+    clients[0].link.close()
+    clients[1].submit("the cat")
+    assert isinstance(clients[1].terminal(), Finished)
+    assert find(absolute(config)) is not None and place is not None
+    clients[1].link.close()
+
+
+def test_retire_leaves_an_engine_in_use_alone(config: EngineConfig) -> None:
+    client = Client(EngineConfig(model=config.model, device="fake", lease_s=60.0))
+    assert not asyncio.run(retire(client.config))
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    client.link.close()
+    assert asyncio.run(retire(client.config))
+
+
+def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig) -> None:
+    client = Client(config)
+    ids = {client.submit("the cat", max_tokens=900) for _ in range(5)}
+    client.outputs.get(timeout=PATIENCE_S)
+    client.link.close()
+    ends = [client.terminal() for _ in ids]
+    assert {end.id for end in ends} == ids
+    assert all(isinstance(end, Failed) and end.status is Status.CANCELLED for end in ends)
+    client.link.submit(Request(RequestId(99), b"x", b"", True, None))  # too late: nothing happens, nothing raises
+
+
+def test_a_model_that_is_not_there_is_one_sentence_with_its_exit_code(config: EngineConfig, tmp_path: Path) -> None:
+    with pytest.raises(StartError) as caught:
+        Client(EngineConfig(model=str(tmp_path / "nowhere"), device="fake", lease_s=0.5))
+    assert caught.value.exit_code == ModelNotFound.exit_code
+    assert "nowhere" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_failed_start_is_not_remembered(config: EngineConfig, tmp_path: Path, tiny_llama: Path) -> None:
+    model = tmp_path / "late"
+    settings = EngineConfig(model=str(model), device="fake", lease_s=30.0)
+    with pytest.raises(StartError):
+        Client(settings)
+    model.symlink_to(tiny_llama)
+    client = Client(settings)
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    client.link.close()
+    assert asyncio.run(retire(settings))
+
+
+def test_starts_at_the_same_moment_agree_on_one_host(config: EngineConfig) -> None:
+    import threading
+
+    clients: list[Client] = []
+    threads = [threading.Thread(target=lambda: clients.append(Client(config))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(clients) == 4
+    for client in clients:
+        client.submit("the cat")
+    for client in clients:
+        assert isinstance(client.terminal(), Finished)
+        client.link.close()
