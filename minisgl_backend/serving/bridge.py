@@ -1,0 +1,119 @@
+"""The bridge: Triton's side of the path of a request.
+
+    Triton ── execute ──► Bridge ── Request ──► link ──► engine host
+    Triton ◄── responses ── sender threads ◄── Outputs ── link
+
+Where it stands in the flow: made by `model.py`, lives in Triton's Python stub. It stays small, because nobody can
+restart the stub: no model, no tokenizer, no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import traceback
+from collections.abc import Mapping, Sequence
+
+from minisgl_backend.errors import RequestError, StartError, Status
+from minisgl_backend.messages.client import EngineState, Failed, Health
+from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.link import Link, OpenLink
+from minisgl_backend.serving.reply import Reply
+from minisgl_backend.serving.sender import Outbox
+from minisgl_backend.serving.settings import engine_config
+from minisgl_backend.serving.tensors import read_request
+from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub
+
+DRAIN_S = 10.0
+"""How long `close` waits for the answers still open. Triton unloads a model after its last answer, so there are none
+unless something went wrong."""
+
+STOP_S = 5.0
+"""How long `close` waits for the sender threads to end."""
+
+
+class Bridge:
+    """One Triton model instance: takes its requests and owns its sender threads and its link to the engine."""
+
+    def __init__(self, stub: TritonStub, link: Link, outbox: Outbox, drain_s: float = DRAIN_S) -> None:
+        self._stub = stub
+        self._link = link
+        self._outbox = outbox
+        self._drain_s = drain_s
+        self._ids = itertools.count(1)
+        self._closed = False
+
+    @staticmethod
+    def start(stub: TritonStub, args: Mapping[str, str], open_link: OpenLink) -> Bridge:
+        """Reads the settings, opens the link (which blocks until the engine is ready) and starts to send.
+
+        `args` are those of `TritonPythonModel.initialize`. Raises the stub's TritonModelException with a message for
+        the operator, which Triton puts into its log and into the error of the load request.
+        """
+        outbox = Outbox(stub.Logger)
+        log = _EngineLog(stub.Logger)
+        try:
+            config = engine_config(args, os.environ)
+            link = open_link(config, outbox.post, log.health, log.progress)
+        except StartError as error:
+            raise stub.TritonModelException(str(error)) from None
+        outbox.start(link.cancel)
+        return Bridge(stub, link, outbox)
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """Takes requests and returns at once; they are answered from the sender threads. A bad one fails alone."""
+        for request in requests:
+            self._take(request)
+
+    def close(self) -> None:
+        """Refuses new requests, lets the open ones end (for `drain_s`), fails what is left, gives the lease back."""
+        self._closed = True
+        if not self._outbox.wait_idle(self._drain_s):
+            self._stub.Logger.log_warn(f"minisgl: answers still open after {self._drain_s:g} s are failed")
+        try:
+            self._link.close()
+        finally:
+            if not self._outbox.stop(STOP_S):
+                self._stub.Logger.log_error(f"minisgl: a sender thread did not end within {STOP_S:g} s")
+
+    def _take(self, request: InferenceRequest) -> None:
+        id = RequestId(next(self._ids))
+        sender = request.get_response_sender()
+        try:
+            message = read_request(request, id)
+        except RequestError as error:
+            return Reply(self._stub, sender, stream=False).fail(error.status, str(error))
+        except Exception:
+            self._log_exception()
+            return Reply(self._stub, sender, stream=False).fail(Status.INTERNAL, "the request could not be read")
+        reply = Reply(self._stub, sender, message.stream)
+        if self._closed:
+            return reply.fail(Status.UNAVAILABLE, "the model is being unloaded")
+        self._outbox.open(id, reply)
+        try:
+            self._link.submit(message)
+        except Exception:
+            self._log_exception()
+            self._outbox.post([Failed(id, Status.UNAVAILABLE, "the engine can not be reached")])
+
+    def _log_exception(self) -> None:
+        self._stub.Logger.log_error(f"minisgl: {traceback.format_exc()}")
+
+
+class _EngineLog:
+    """Writes the engine's progress and health to Triton's log. Called from the link's thread."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+
+    def progress(self, line: str) -> None:
+        self._log.log_info(f"minisgl: {line}")
+
+    def health(self, health: Health) -> None:
+        if health.state is EngineState.STARTING:
+            return  # told as progress
+        line = f"minisgl: engine {health.state.value}: {health.detail}".removesuffix(": ")
+        if health.state in (EngineState.RESTARTING, EngineState.FAILED):
+            self._log.log_error(line)
+        else:
+            self._log.log_info(line)

@@ -1,0 +1,116 @@
+"""The answer to one Triton request: the only place that touches its response sender.
+
+Where it stands in the flow: the bridge makes a Reply in `execute`, and either refuses the request with it at once or
+gives it to a sender thread, which feeds it the engine's outputs. Whatever happens in between, exactly one response
+carries FINAL: without it the client hangs and the model can not be unloaded; a second one crashes the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minisgl_backend.errors import Status
+from minisgl_backend.messages.client import Chunk, Failed, Finished, Output
+from minisgl_backend.serving.triton import ResponseSender, TritonStub
+
+NOT_FINISHED = "None"
+"""The `finish_reason` of every response of a stream but the last."""
+
+_CODES = {
+    Status.INVALID_ARGUMENT: "INVALID_ARG",
+    Status.UNSUPPORTED: "UNSUPPORTED",
+    Status.UNAVAILABLE: "UNAVAILABLE",
+    Status.CANCELLED: "CANCELLED",
+    Status.INTERNAL: "INTERNAL",
+}
+
+
+class Reply:
+    """Owns one response sender. Used by one thread at a time (see ResponseSender); the owner hands it over whole.
+
+    A streamed answer is one response per call of `give` that brings text; any other answer is one response in all.
+    """
+
+    def __init__(self, stub: TritonStub, sender: ResponseSender, stream: bool) -> None:
+        self._stub = stub
+        self._sender = sender
+        self._stream = stream
+        self._held = ""  # text received and not sent yet
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """FINAL was sent, or Triton refused every attempt to send it."""
+        return self._ended
+
+    def is_cancelled(self) -> bool:
+        """Whether the client left. False after FINAL: asking Triton then crashes the server."""
+        return not self._ended and bool(self._sender.is_cancelled())
+
+    def give(self, outputs: Sequence[Output]) -> None:
+        """Sends outputs, in order, joined into one response. Never raises: an exception ends the answer with an
+        error. Text that arrives together with a Failed is not sent: the error ends the answer.
+        """
+        try:
+            for output in outputs:
+                self._take(output)
+            if self._stream and self._held and not self._ended:
+                text, self._held = self._held, ""
+                self._sender.send(self._piece(text, NOT_FINISHED))
+        except Exception as error:
+            self._log(f"a response could not be sent: {error!r}")
+            self.fail(Status.INTERNAL, "the answer could not be sent")
+
+    def fail(self, status: Status, message: str) -> None:
+        """Ends the answer with an error. Never raises. After the end it is logged and has no effect."""
+        if self._ended:
+            self._log(f"an answer that has ended was to fail: {status}: {message}")
+            return
+        self._end(self._error, status, message)
+
+    def _take(self, output: Output) -> None:
+        if self._ended:
+            self._log(f"an answer that has ended got one more {type(output).__name__}")
+        elif isinstance(output, Chunk):
+            self._held += output.text
+        elif isinstance(output, Finished):
+            text, self._held = self._held + output.text, ""
+            self._end(self._piece, text, output.reason.value)
+        elif isinstance(output, Failed):
+            self.fail(output.status, output.message)
+
+    def _end(self, build: Any, *arguments: Any) -> None:
+        """Sends FINAL with the response `build` makes, or else with an error. Marked ended before the first attempt:
+        after an exception nobody knows whether FINAL went out, and Triton itself refuses it the second time.
+        """
+        self._ended = True
+        attempts = ((build, arguments), (self._error, (Status.INTERNAL, "the answer could not be sent")))
+        for make, values in attempts:
+            try:
+                self._sender.send(make(*values), self._stub.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                return
+            except Exception as error:
+                self._log(f"the last response could not be sent: {error!r}")
+
+    def _piece(self, text: str, reason: str) -> Any:
+        tensors = [
+            self._stub.Tensor("text_output", _one(text.encode("utf-8"))),
+            self._stub.Tensor("finish_reason", _one(reason.encode("ascii"))),
+        ]
+        return self._stub.InferenceResponse(tensors)
+
+    def _error(self, status: Status, message: str) -> Any:
+        code = getattr(self._stub.TritonError, _CODES[status], None)  # old stubs lack codes, older ones all of them
+        error = self._stub.TritonError(message) if code is None else self._stub.TritonError(message, code)
+        return self._stub.InferenceResponse([], error)
+
+    def _log(self, line: str) -> None:
+        self._stub.Logger.log_error(f"minisgl: {line}")
+
+
+def _one(value: bytes) -> Any:
+    """A BYTES tensor [1]. dtype object, because numpy's own bytes lose trailing zeros."""
+    return np.array([value], dtype=np.object_)

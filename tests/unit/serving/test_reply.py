@@ -1,0 +1,145 @@
+"""One request's answer: exactly one FINAL, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.engine_link import chunk, failed, finished
+from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
+
+from minisgl_backend.errors import Status
+from minisgl_backend.messages.client import FinishReason
+from minisgl_backend.serving.reply import Reply
+
+
+def make(stream: bool = True) -> tuple[FakeStub, FakeSender, Reply]:
+    stub = FakeStub()
+    sender = FakeSender(stub)
+    return stub, sender, Reply(stub, sender, stream)
+
+
+def test_a_stream_is_deltas_and_a_last_response_with_the_reason_and_final() -> None:
+    stub, sender, reply = make()
+    reply.give([chunk(1, "Hel")])
+    reply.give([chunk(1, "lo")])
+    reply.give([finished(1, "!", FinishReason.LENGTH)])
+    assert sender.answers == [
+        Answer("Hel", "None", None, None, False),
+        Answer("lo", "None", None, None, False),
+        Answer("!", "length", None, None, True),
+    ]
+    assert reply.ended
+    assert not stub.violations
+
+
+def test_outputs_given_together_go_out_as_one_response() -> None:
+    _, sender, reply = make()
+    reply.give([chunk(1, "a"), chunk(1, "b")])
+    reply.give([chunk(1, "c"), chunk(1, "d"), finished(1, "e")])
+    assert [(answer.text, answer.final) for answer in sender.answers] == [("ab", False), ("cde", True)]
+
+
+def test_an_empty_delta_is_not_sent() -> None:
+    _, sender, reply = make()
+    reply.give([chunk(1, "")])
+    assert sender.answers == []
+
+
+def test_an_answer_that_does_not_stream_is_one_response_even_when_pieces_arrive() -> None:
+    _, sender, reply = make(stream=False)
+    reply.give([chunk(1, "a")])
+    reply.give([chunk(1, "b")])
+    assert sender.answers == []
+    reply.give([finished(1, "c")])
+    assert sender.answers == [Answer("abc", "stop", None, None, True)]
+
+
+def test_an_empty_answer_still_is_a_response() -> None:
+    _, sender, reply = make(stream=False)
+    reply.give([finished(1)])
+    assert sender.answers == [Answer("", "stop", None, None, True)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Status.INVALID_ARGUMENT, TritonError.INVALID_ARG),
+        (Status.UNSUPPORTED, TritonError.UNSUPPORTED),
+        (Status.UNAVAILABLE, TritonError.UNAVAILABLE),
+        (Status.CANCELLED, TritonError.CANCELLED),
+        (Status.INTERNAL, TritonError.INTERNAL),
+    ],
+)
+def test_each_status_has_tritons_code(status: Status, code: int) -> None:
+    _, sender, reply = make()
+    reply.give([failed(1, status, "because")])
+    assert sender.answers == [Answer(None, None, "because", code, True)]
+
+
+def test_a_stub_without_the_code_still_carries_the_message() -> None:
+    class OldError:
+        def __init__(self, message: str) -> None:
+            self.message = message
+            self.code = None
+
+    stub, sender, reply = make()
+    stub.TritonError = OldError
+    reply.fail(Status.CANCELLED, "gone")
+    assert sender.answers == [Answer(None, None, "gone", None, True)]
+
+
+def test_after_the_end_everything_is_swallowed_and_logged() -> None:
+    stub, sender, reply = make()
+    reply.give([finished(1, "x"), chunk(1, "late"), finished(1)])
+    reply.give([chunk(1, "later")])
+    reply.fail(Status.INTERNAL, "latest")
+    assert len(sender.answers) == sender.finals == 1
+    assert len(stub.Logger.with_level("error")) == 4
+    assert not stub.violations
+
+
+def test_the_first_end_wins() -> None:
+    _, sender, reply = make()
+    reply.give([failed(1, Status.CANCELLED, "gone"), finished(1, "x")])
+    assert [answer.code for answer in sender.answers] == [TritonError.CANCELLED]
+
+
+def test_text_that_can_not_be_encoded_ends_the_answer_with_an_error() -> None:
+    stub, sender, reply = make()
+    reply.give([chunk(1, "\ud83d")])
+    assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
+    assert reply.ended
+    assert stub.Logger.with_level("error")
+
+
+def test_a_last_response_that_can_not_be_built_becomes_an_error_with_final() -> None:
+    _, sender, reply = make(stream=False)
+    reply.give([finished(1, "\ud83d")])
+    assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_send_that_raises_becomes_an_error_with_final(last: bool) -> None:
+    stub, sender, reply = make()
+    sender.refuse_next = 1
+    reply.give([finished(1, "x") if last else chunk(1, "x")])
+    assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
+    assert reply.ended
+    assert not stub.violations
+
+
+def test_when_triton_takes_nothing_the_reply_gives_up_and_says_so_in_the_log() -> None:
+    stub, sender, reply = make()
+    sender.refuse_next = 9
+    reply.give([finished(1, "x")])
+    assert reply.ended
+    assert sender.finals == 0
+    assert len(stub.Logger.with_level("error")) == 2
+
+
+def test_the_server_is_not_asked_for_a_cancel_after_final() -> None:
+    stub, sender, reply = make()
+    sender.cancelled = True
+    assert reply.is_cancelled()
+    reply.give([finished(1)])
+    assert not reply.is_cancelled()
+    assert not stub.violations
