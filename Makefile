@@ -54,7 +54,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 fuzz: $(STAMP)
-	$(BIN)/pytest tests/property --hypothesis-profile=fuzz $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/property $(ARGS)
 
 bench: $(STAMP) fetch
 	$(BIN)/python load/bench.py $(ARGS)

@@ -1,7 +1,10 @@
-"""Settings of all tests: how hard Hypothesis searches. Deterministic by default, so a run says the same twice."""
+"""Settings of all tests: how hard Hypothesis searches. Deterministic by default, so a run says the same twice;
+HYPOTHESIS_PROFILE=fuzz searches far longer and anew each time.
+"""
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 from hypothesis import HealthCheck, settings
@@ -21,4 +24,4 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
 )
-settings.load_profile("default")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,214 @@
+"""`minisgl serve`: a tritonserver with our model, from the settings to the first answer, and down again.
+
+    settings ─► tritonserver, ports, model ─► run folder, environment ─► tritonserver ─► ready ─► … ─► stop
+               (all that can be wrong is                               progress from its log
+                refused before it starts)
+
+The settings reach the model in the environment variable MINISGL_SETTINGS: nothing in the model repository is edited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings, resolve_config
+from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
+from minisgl_client.commands.fetch import fetch_model
+from minisgl_client.server.errors import ServeError
+from minisgl_client.server.health import is_ready, reachable_host
+from minisgl_client.server.installation import (
+    Installation,
+    default_repository,
+    find_installation,
+    server_environment,
+)
+from minisgl_client.server.log import ServerLog
+from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.process import Interrupts, ServerProcess
+from minisgl_client.stages import Stages
+
+MODEL = "minisgl"
+_DRAIN_S = 30  # tritonserver's own limit for streams in flight after SIGTERM
+_FINALIZE_S = 15  # more, for the model's finalize
+_POLL_S = 0.1
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `serve` to the command line."""
+    parser = commands.add_parser("serve", help="start tritonserver with a model", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--model", help="smollm2, a local Hugging Face folder, or a hub id (default: the repository's 1/model.json)")
+    add("--dtype", choices=("auto", "bf16", "fp16", "fp32"), help="of weights and activations")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="any engine setting (docs/configuration.md)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 opens the server to the network (%(default)s)",
+    )
+    add("--http-port", type=_port, default=8000, metavar="N", help="0 takes a free one (%(default)s)")
+    add("--grpc-port", type=_port, default=8001, metavar="N", help="(%(default)s)")
+    add("--metrics-port", type=_port, default=8002, metavar="N", help="(%(default)s)")
+    add("--model-repository", type=Path, metavar="FOLDER", help="another repository that holds the model `minisgl`")
+    add("--verbose", action="store_true", help="show all of tritonserver's log")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until Ctrl-C or SIGTERM. Raises StartError, whose message is one sentence."""
+    stages = Stages()
+    repository = _repository(arguments.model_repository)
+    settings = settings_of(arguments, repository, os.environ)
+    installation = find_installation(os.environ)
+    environment = server_environment(installation, os.environ)
+    if missing := installation.missing_libraries(environment):
+        raise ServeError(f"shared libraries are missing: {', '.join(missing)}; `make system-deps` installs them")
+    wanted = {"--http-port": arguments.http_port, "--grpc-port": arguments.grpc_port}
+    ports = claim_ports(arguments.host, {**wanted, "--metrics-port": arguments.metrics_port})
+    config = engine_config(repository, settings)
+    settings["model"] = prepare_model(config, stages)
+    environment[SETTINGS_VARIABLE] = json.dumps(settings)
+    with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
+        command = server_command(installation, Path(folder), repository, arguments.host, ports)
+        log = ServerLog(_show, lambda line: _tell(stages, line), verbose=arguments.verbose)
+        stages.begin("start", "tritonserver")
+        with Interrupts() as interrupts:
+            server = ServerProcess(command, environment, log.take)
+            try:
+                if _until_ready(server, interrupts, arguments.host, ports["--http-port"]):
+                    stages.end()
+                    print(greeting(stages.summary(), arguments.host, ports), flush=True)
+                    while server.exit_code() is None and not interrupts.wait(_POLL_S):
+                        pass
+            finally:
+                ended = server.exit_code()
+                if ended is None:
+                    stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them")
+                graceful = server.stop(_DRAIN_S + _FINALIZE_S, interrupts)
+                _retire_engine(engine_config(repository, settings), stages)
+    if ended is not None and interrupts.count == 0:
+        raise ServeError(_reason(log, ended))
+    return 0 if graceful else 130
+
+
+def settings_of(arguments: argparse.Namespace, repository: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings to pass on: those of MINISGL_SETTINGS under those of the command line.
+
+    Checked together with the repository's own, so that a wrong one is refused here. Raises ConfigError.
+    """
+    given = read_settings(None, environment)
+    given.update(parse_setting(text) for text in arguments.set)
+    given.update({key: value for key in ("model", "dtype") if (value := getattr(arguments, key)) is not None})
+    engine_config(repository, given)
+    return given
+
+
+def engine_config(repository: Path, settings: Mapping[str, Any]) -> EngineConfig:
+    """What the model will run with: the repository's `1/model.json` under `settings`. Raises ConfigError."""
+    return resolve_config(read_settings(repository / MODEL / "1" / "model.json", {}), settings)
+
+
+def prepare_model(config: EngineConfig, stages: Stages) -> str:
+    """Has the model in place and looks at it: fetches what can be fetched, refuses what can not run.
+
+    Returns the setting `model` to pass on, which means the same from any working directory. Raises ModelNotFound,
+    ModelUnsupported, or ConfigError for a context that is longer than the model's.
+    """
+    if config.device == "fake":
+        return config.model
+    if config.model in FETCHABLE and not fetched_folder(config.model).is_dir():
+        stages.begin("fetch", config.model)
+        fetch_model(config.model, stages.note)
+    stages.begin("model", config.model)
+    folder = locate_model(config.model)
+    context_limit(config, folder)
+    return str(folder) if Path(config.model).expanduser().is_dir() and config.model not in FETCHABLE else config.model
+
+
+def server_command(
+    installation: Installation, folder: Path, repository: Path, host: str, ports: Mapping[str, int]
+) -> list[str]:
+    """tritonserver's command line; lays the backends out in `folder` when the server is the wheel's."""
+    command = [str(installation.binary), f"--model-repository={repository}", f"--exit-timeout-secs={_DRAIN_S}"]
+    command += [f"--{protocol}-address={host}" for protocol in ("http", "grpc", "metrics")]
+    command += [f"{option}={port}" for option, port in ports.items()]
+    if backends := installation.lay_out_backends(folder / "backends"):
+        command.append(f"--backend-directory={backends}")
+    return command
+
+
+def greeting(seconds: str, host: str, ports: Mapping[str, int]) -> str:
+    """What to try now."""
+    address = reachable_host(host)
+    address = f"[{address}]" if ":" in address else address
+    http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
+    body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32})
+    stream = f"stream_text('{grpc}', 'The capital of France is', max_tokens=32)"
+    python = f"from minisgl_client.stream import stream_text; [print(t, end='', flush=True) for t in {stream}]"
+    return f"""
+ready after {seconds}
+
+  HTTP     {http}
+  gRPC     {grpc}
+  metrics  http://{address}:{ports["--metrics-port"]}/metrics
+
+  curl -sN {http}/v2/models/{MODEL}/generate_stream -d {shlex.quote(body)}
+  {sys.executable} -c "{python}"
+
+Ctrl-C stops it."""
+
+
+def _until_ready(server: ServerProcess, interrupts: Interrupts, host: str, port: int) -> bool:
+    """False when the server ended or a signal came first."""
+    while server.exit_code() is None:
+        if is_ready(host, port, MODEL):
+            return True
+        if interrupts.wait(_POLL_S):
+            return False
+    return False
+
+
+def _retire_engine(config: EngineConfig, stages: Stages) -> None:
+    """The engine outlives its server by a lease, for a restart; who stops on purpose wants no process left."""
+    from minisgl_backend.actors.link import retire
+
+    if not asyncio.run(retire(config)):
+        stages.note(f"the engine is held by another server, or ends by itself within {config.lease_s:g} s")
+
+
+def _reason(log: ServerLog, exit_code: int) -> str:
+    if failure := log.failure():
+        return failure
+    return "\n".join([*log.tail(), f"minisgl: tritonserver ended with code {exit_code}; its last lines are above"])
+
+
+def _tell(stages: Stages, line: str) -> None:
+    """A line of the engine's start, under the stage it belongs to."""
+    stages.begin("warm up" if "warm" in line else "load", line)
+
+
+def _show(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _repository(given: Path | None) -> Path:
+    repository = (given or default_repository()).expanduser().absolute()
+    if not (repository / MODEL / "config.pbtxt").is_file():
+        raise ServeError(f"model repository {str(repository)!r} does not hold the model {MODEL!r}")
+    return repository
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+    return port

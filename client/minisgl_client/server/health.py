@@ -1,0 +1,28 @@
+"""Whether a server answers that it is ready, over plain HTTP."""
+
+from __future__ import annotations
+
+import http.client
+
+_TIMEOUT_S = 2.0
+
+
+def is_ready(host: str, port: int, model: str) -> bool:
+    """True when the server and the model are; False also when nobody answers."""
+    return all(_answers_200(host, port, path) for path in ("/v2/health/ready", f"/v2/models/{model}/ready"))
+
+
+def reachable_host(host: str) -> str:
+    """The address to connect to for a server that listens on `host`: "any address" is no address to connect to."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _answers_200(host: str, port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

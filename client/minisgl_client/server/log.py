@@ -1,0 +1,64 @@
+"""tritonserver's log, read line by line: what to show, what the engine tells of its start, why a model failed.
+
+A record begins with a letter and a date (`E1129 18:18:06.173441 8044 model_lifecycle.cc:642] "…"`); lines without
+them belong to the record before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+
+_RECORD = re.compile(r'([IWEFV])\d{4} [\d:.]+ \d+ (\S+?):\d+\] "?(.*?)"?$')
+_FAILED_MODEL = re.compile(r"failed to load '([^']*)' version \d+: (?:\w[\w ]*?: )?(?:TritonModelException: )?(.*)")
+_ENGINE = "minisgl: "
+_HARMLESS = (
+    "Unable to allocate pinned system memory",
+    "CudaDriverHelper has not been initialized",
+    "DCGM unable to start",
+)
+_TOLD_BY_FAILURE = ("failed to load '", "ERROR: Failed to create instance")
+_KEPT_LINES = 60
+
+
+class ServerLog:
+    """Fed from one thread; `failure` and `tail` may be read when the server has ended."""
+
+    def __init__(self, show: Callable[[str], None], engine: Callable[[str], None], *, verbose: bool) -> None:
+        """show(line) gets what the operator must see; engine(line) each line the engine logs, without the prefix."""
+        self._show = show
+        self._engine = engine
+        self._verbose = verbose
+        self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._failures: list[str] = []
+        self._showing = False
+
+    def take(self, line: str) -> None:
+        """One line, without its end."""
+        self._tail.append(line)
+        record = _RECORD.match(line)
+        if record:
+            self._showing = self._read(record[1], record[3])
+        elif not self._verbose and line.startswith(("Error: Failed to initialize NVML", "error: creating server")):
+            self._showing = False
+        if self._verbose or self._showing:
+            self._show(line)
+
+    def failure(self) -> str | None:
+        """One sentence: why the model could not be loaded. None when the log does not say."""
+        return self._failures[0] if self._failures else None
+
+    def tail(self) -> list[str]:
+        """The last lines, whatever was shown of them."""
+        return list(self._tail)
+
+    def _read(self, level: str, text: str) -> bool:
+        """Takes in one record; True when it is to be shown."""
+        if failed := _FAILED_MODEL.match(text):
+            reason = failed[2].split("\\n")[0].strip()
+            self._failures.append(reason if failed[1] == "minisgl" else f"model {failed[1]!r}: {reason}")
+        if text.startswith(_ENGINE) and not self._verbose:
+            self._engine(text.removeprefix(_ENGINE))
+            return False
+        return level in "WEF" and not text.startswith((*_HARMLESS, *_TOLD_BY_FAILURE))

@@ -1,0 +1,112 @@
+"""The process of tritonserver: started so that it can not outlive us, read, and stopped within bounds.
+
+It runs in a session of its own, so a Ctrl-C in the terminal reaches only us and we decide what it means; and the
+kernel sends it SIGTERM when we die, however we die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Interrupts:
+    """Counts SIGINT and SIGTERM while it is entered, instead of dying of them. Main thread only."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._arrived: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its own get
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until the next signal, or for timeout_s. True when one came; each is reported once."""
+        with contextlib.suppress(Empty):
+            self._arrived.get(timeout=timeout_s)
+            return True
+        return False
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self._arrived.put(None)
+
+
+class ServerProcess:
+    """A running tritonserver. `on_line` gets each line of its output, on a thread of ours."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+        libc = ctypes.CDLL(None)
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        self._on_line = on_line
+        self._reader = threading.Thread(target=self._read, name="tritonserver-log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def stop(self, patience_s: float, interrupts: Interrupts) -> bool:
+        """Asks it to end, waits, then kills it and its children. True when it ended by itself.
+
+        A signal while waiting means: at once. The log is read to its end.
+        """
+        graceful = self._ended_within(patience_s, interrupts)
+        if not graceful:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self.read_to_end()
+        return graceful
+
+    def read_to_end(self) -> None:
+        """Waits for the last line of a process that has ended (a child of it may still hold the pipe)."""
+        self._reader.join(timeout=1.0)
+
+    def _ended_within(self, patience_s: float, interrupts: Interrupts) -> bool:
+        """Steps of 0.05 s: a stop is rare, and what ends first (process, patience, a signal) is then plain to see."""
+        if self._process.poll() is not None:
+            return True
+        self._process.terminate()
+        for _ in range(round(patience_s / 0.05)):
+            if interrupts.wait(0.05):
+                return False
+            if self._process.poll() is not None:
+                return True
+        return False
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._on_line(line.rstrip("\n"))
