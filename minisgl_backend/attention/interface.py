@@ -1,0 +1,47 @@
+"""What a model needs of attention: a backend that looks at a step's rows once, then serves every layer.
+
+The worker calls `begin` once per step; the model calls `attend` of what it returns once per layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, in plan order. Their tokens lie one row after another in the step's flat batch.
+
+    starts, lengths: int64 on the host, [rows]: row i computes positions starts[i] … starts[i] + lengths[i] - 1.
+    page_tables: int64 on the device, [rows, n]: page_tables[i, j] holds positions j · page_size and up of row i. n
+    covers the longest row; entries past a row's own pages may name any page of the pool.
+    """
+
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    page_tables: Tensor
+
+
+class StepAttention(Protocol):
+    """Attention of one step; dropped when the step is done."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes k and v of all rows into the layer's pages, then lets every row attend to its own positions.
+
+        q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], all in the pool's dtype
+        → [tokens, heads · head_dim]. Mutates the pool.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """One per worker; holds the pool it reads and writes."""
+
+    def begin(self, rows: StepRows) -> StepAttention:
+        """Builds once what all layers of a step share: places to write to, groups of rows, masks."""
+        ...

@@ -1,0 +1,46 @@
+"""The tensors behind the pages: keys and values of every layer, in pages that the scheduler hands out by number.
+
+One more page than the scheduler knows of is held here, the scratch page: warm-up steps write there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl_backend.kvpool.sizing import bytes_per_page
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one token leaves in the pool."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """Keys and values of `page_size` tokens in all layers."""
+        return bytes_per_page(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype.itemsize, page_size)
+
+
+class PagedKvPool:
+    """Owns k and v, each [num_layers, num_pages + 1, page_size, num_kv_heads, head_dim], zeroed.
+
+    On a CPU the zeroed memory is only taken from the system page by page as it is first written.
+    """
+
+    def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.scratch_page = num_pages
+        dims = (shape.num_layers, num_pages + 1, page_size, shape.num_kv_heads, shape.head_dim)
+        self._k = torch.zeros(dims, dtype=shape.dtype, device=device)
+        self._v = torch.zeros(dims, dtype=shape.dtype, device=device)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Views of one layer's keys and values, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
+        return self._k[index], self._v[index]

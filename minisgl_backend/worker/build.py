@@ -1,0 +1,38 @@
+"""From settings and a model folder to a runner that is ready for its warm-up.
+
+The fake device builds a runner without loading torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import ConfigError
+from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.spec import read_model_spec
+from minisgl_backend.worker.runner import StepRunner
+
+Progress = Callable[[str], None]
+
+
+def build_runner(
+    config: EngineConfig, folder: Path, rank: int = 0, progress: Progress = lambda line: None
+) -> StepRunner:
+    """Opens the device, loads the weights and sizes the KV pool.
+
+    progress: gets one line per stage, for the operator. Also sets the threads of torch's CPU kernels in this process.
+    Raises StartError: a wrong setting, a model that can not run, no room for one page.
+    """
+    if rank != 0:
+        raise ConfigError(f"rank {rank}: this version runs one rank")
+    spec, context_tokens = read_model_spec(folder), context_limit(config, folder)
+    if config.device == "fake":
+        from minisgl_backend.worker.fake import build_fake_runner
+
+        return build_fake_runner(config, spec)
+
+    from minisgl_backend.worker.torch_runner import build_torch_runner
+
+    return build_torch_runner(config, spec, folder, context_tokens, progress)

@@ -1,0 +1,67 @@
+"""Plans that no scheduler made: all their pages are the scratch page, their results mean nothing.
+
+For the warm-up, and for measuring what the largest step takes. Pure.
+"""
+
+from __future__ import annotations
+
+from minisgl_backend.messages.ids import SlotId, StepId
+from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
+from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.tokens import pack_tokens
+
+_CHUNK_TOKENS = 16
+_FILTERED = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=0, sample_index=0)
+
+_Row = tuple[int, int, int, int]  # slot, start, length, sample
+
+
+def warm_up_plans(
+    max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int
+) -> tuple[BatchPlan, ...]:
+    """Two sequences, one a step behind the other: a fresh chunk, a chunk with a prefix, a decode row.
+
+    So every kind of row, alone and mixed, greedy and filtered, runs once; one sequence when there is one slot only.
+    """
+    chunk = min(_CHUNK_TOKENS, (context_tokens - 1) // 2, token_budget // 2)
+    life = [(0, chunk, 0), (chunk, chunk, 1), (2 * chunk, 1, 1)] if chunk else [(0, 1, 1)]
+    prompt = pack_tokens([0] * max(2 * chunk, 1))
+    slots = range(min(max_running, 2))
+    plans = []
+    for step in range(len(life) + len(slots) - 1):
+        rows = [(slot, *life[step - slot]) for slot in slots if 0 <= step - slot < len(life)]
+        begins = [slot for slot, start, _, _ in rows if start == 0]
+        admissions = tuple(Admission(SlotId(slot), prompt, (_FILTERED, GREEDY)[slot]) for slot in begins)
+        plans.append(_plan(step + 1, admissions, rows, _pages(context_tokens, page_size, scratch_page)))
+    return tuple(plans)
+
+
+def largest_plan(
+    max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int
+) -> BatchPlan:
+    """A step as large as a plan can be: every slot at the end of its context, all decoding but one, whose chunk takes
+    what is left of the budget.
+    """
+    known = context_tokens - 1
+    prompt = pack_tokens([0] * known)
+    admissions = tuple(Admission(SlotId(slot), prompt, _FILTERED) for slot in range(max_running))
+    rows: list[_Row] = [(slot, known - 1, 1, 1) for slot in range(max_running - 1)]
+    chunk = min(token_budget - len(rows), known)
+    rows.append((max_running - 1, known - chunk, chunk, 1))
+    return _plan(1, admissions, rows, _pages(context_tokens, page_size, scratch_page))
+
+
+def _pages(context_tokens: int, page_size: int, scratch_page: int) -> tuple[int, ...]:
+    return (scratch_page,) * -(-context_tokens // page_size)
+
+
+def _plan(step: int, admissions: tuple[Admission, ...], rows: list[_Row], pages: tuple[int, ...]) -> BatchPlan:
+    return BatchPlan(
+        step=StepId(step),
+        admissions=admissions,
+        grants=tuple(PageGrant(admission.slot, pages) for admission in admissions),
+        row_slots=tuple(row[0] for row in rows),
+        row_starts=tuple(row[1] for row in rows),
+        row_lengths=tuple(row[2] for row in rows),
+        row_samples=tuple(row[3] for row in rows),
+    )

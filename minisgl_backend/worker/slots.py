@@ -1,0 +1,88 @@
+"""What a worker remembers of each slot between steps: tokens, page table, sampling parameters.
+
+The scheduler sends only changes. Tokens live on the device: the one sampled in a step is read from here by the next,
+without passing through the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from minisgl_backend.messages.plan import Admission, PageGrant
+from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.sampling.parameters import SamplingColumns
+
+Rows = npt.NDArray[np.int64]
+
+
+class SlotState:
+    """Owns the tensors; changed by `admit`, `grant` and `append`, in that order within a step."""
+
+    def __init__(self, max_running: int, context_tokens: int, page_size: int, scratch_page: int, device: torch.device):
+        self.page_size = page_size
+        self.sampling = SamplingColumns.greedy(max_running)
+        self._context_tokens = context_tokens
+        self._scratch_page = scratch_page
+        max_pages = -(-context_tokens // page_size)
+        self._tokens = torch.zeros(max_running, context_tokens, dtype=torch.int32, device=device)
+        self._tables = torch.full((max_running, max_pages), scratch_page, dtype=torch.int32, device=device)
+        self._page_counts = np.zeros(max_running, np.int64)  # pages in each slot's table
+        self._known = np.zeros(max_running, np.int64)  # tokens of each slot
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Begins a new life of each slot."""
+        for admission in admissions:
+            slot, prompt = admission.slot, np.asarray(unpack_tokens(admission.prompt), np.int32)
+            assert 0 < len(prompt) < self._context_tokens, f"slot {slot}: a prompt of {len(prompt)} tokens"
+            self._tokens[slot, : len(prompt)] = torch.from_numpy(prompt).to(self._tokens.device)
+            self._tables[slot].fill_(self._scratch_page)
+            self._page_counts[slot] = 0
+            self._known[slot] = len(prompt)
+            self.sampling.put(slot, admission.sampling)
+
+    def grant(self, grants: Sequence[PageGrant]) -> None:
+        """Appends pages to page tables: one upload for all."""
+        slots: list[int] = []
+        columns: list[int] = []
+        pages: list[int] = []
+        for grant in grants:
+            count = int(self._page_counts[grant.slot])
+            slots += [grant.slot] * len(grant.pages)
+            columns += range(count, count + len(grant.pages))
+            pages += grant.pages
+            self._page_counts[grant.slot] = count + len(grant.pages)
+        if pages:
+            index = torch.tensor([slots, columns], device=self._tables.device)
+            values = torch.tensor(pages, dtype=torch.int32, device=self._tables.device)
+            self._tables[index[0], index[1]] = values
+
+    def check_rows(self, slots: Rows, starts: Rows, lengths: Rows) -> None:
+        """Asserts what every plan promises: known tokens, room in the page table, no slot twice."""
+        ends = starts + lengths
+        assert (lengths >= 1).all() and (starts >= 0).all(), "a row without tokens"
+        assert len(np.unique(slots)) == len(slots), "a slot in two rows"
+        assert (ends <= self._known[slots]).all(), "a row computes a token that is not known"
+        assert (ends <= self._page_counts[slots] * self.page_size).all(), "a row ends beyond its slot's pages"
+
+    def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """slots, positions [n] int64 → token ids [n] int32."""
+        return self._tokens[slots, positions]
+
+    def tables_of(self, slots: Tensor, context_tokens: int) -> Tensor:
+        """Page tables of the slots [rows] int64, as wide as the longest row needs: [rows, n] int64, a copy."""
+        return self._tables[slots, : -(-context_tokens // self.page_size)].long()
+
+    def append(self, slots: Rows, positions: Rows, tokens: Tensor) -> None:
+        """Stores sampled tokens (int64 [rows], on the device) at their positions, those of a full context excepted.
+
+        NO_TOKEN is stored as token 0: its sequence is over, but a step planned ahead may still read it.
+        """
+        room = np.flatnonzero(positions < self._context_tokens)
+        self._known[slots] = np.minimum(positions + 1, self._context_tokens)
+        index = torch.from_numpy(np.stack((slots[room], positions[room], room))).to(self._tokens.device)
+        self._tokens[index[0], index[1]] = tokens[index[2]].clamp(min=0).to(torch.int32)

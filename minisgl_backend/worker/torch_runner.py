@@ -1,0 +1,167 @@
+"""One step on one rank with torch: plan → inputs → forward → sampling → result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.device.device import Device, open_device, resolve_dtype
+from minisgl_backend.errors import ConfigError
+from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.kvpool.sizing import pages_in, useful_pages
+from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.models.model import Model
+from minisgl_backend.models.registry import load_model
+from minisgl_backend.models.spec import ModelSpec
+from minisgl_backend.sampling.sampler import sample_tokens
+from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
+from minisgl_backend.worker.slots import SlotState
+
+_MIB = 1 << 20
+
+
+class TorchRunner:
+    """See StepRunner. Takes over model and pool."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        pool: PagedKvPool,
+        *,
+        max_running: int,
+        context_tokens: int,
+        token_budget: int,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._pool = pool
+        self._attention = TorchAttention(pool)
+        self._max_running = max_running
+        self._context_tokens = context_tokens
+        self._token_budget = token_budget
+        self._slots = self._fresh_slots()
+        self._last_step = 0
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    def warm_up(self) -> None:
+        """A prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
+        assert self._last_step == 0, "warm-up after the first plan"
+        for plan in warm_up_plans(*self._scratch_shape()):
+            self._step(plan)
+        self._slots = self._fresh_slots()
+
+    def run(self, plan: BatchPlan) -> StepResult:
+        assert plan.step == self._last_step + 1, f"step {plan.step} after step {self._last_step}"
+        self._last_step = plan.step
+        return self._step(plan)
+
+    def run_largest(self) -> None:
+        """The largest step there can be, on the scratch page. Before the first plan; the state is then undefined."""
+        self._step(largest_plan(*self._scratch_shape()))
+
+    def close(self) -> None:
+        self._device.synchronize()
+        del self._model, self._attention, self._pool, self._slots
+
+    @torch.inference_mode()
+    def _step(self, plan: BatchPlan) -> StepResult:
+        self._slots.admit(plan.admissions)
+        self._slots.grant(plan.grants)
+        if not plan.row_slots:
+            return StepResult(plan.step, ())
+        slots, starts, lengths, samples = _columns(plan)
+        self._slots.check_rows(slots, starts, lengths)
+        to = self._device.torch_device
+
+        row_ends = np.cumsum(lengths)
+        row_of_token = np.repeat(np.arange(len(slots)), lengths)
+        positions = np.arange(row_ends[-1]) + (starts - row_ends + lengths)[row_of_token]
+        token_slots = torch.from_numpy(slots[row_of_token]).to(to)
+        token_positions = torch.from_numpy(positions).to(to)
+        tokens = self._slots.tokens_at(token_slots, token_positions)
+        tables = self._slots.tables_of(torch.from_numpy(slots).to(to), int((starts + lengths).max()))
+
+        sampled = np.flatnonzero(samples)
+        attention = self._attention.begin(StepRows(starts, lengths, tables))
+        last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
+        logits = self._model.forward(tokens, token_positions, attention, last_tokens)
+        if not len(sampled):
+            self._device.synchronize()
+            return StepResult(plan.step, ())
+
+        sampled_slots, sampled_positions = slots[sampled], (starts + lengths)[sampled]
+        chosen = sample_tokens(logits, self._slots.sampling.take(sampled_slots), sampled_positions)
+        self._slots.append(sampled_slots, sampled_positions, chosen)
+        return StepResult(plan.step, tuple(chosen.tolist()))
+
+    def _scratch_shape(self) -> tuple[int, int, int, int, int]:
+        pool = self._pool
+        return self._max_running, self._context_tokens, self._token_budget, pool.page_size, pool.scratch_page
+
+    def _fresh_slots(self) -> SlotState:
+        return SlotState(
+            self._max_running,
+            self._context_tokens,
+            self._pool.page_size,
+            self._pool.scratch_page,
+            self._device.torch_device,
+        )
+
+
+def build_torch_runner(
+    config: EngineConfig, spec: ModelSpec, folder: Path, context_tokens: int, progress: Callable[[str], None]
+) -> TorchRunner:
+    """See build_runner."""
+    device = open_device(config.device, config.threads)
+    dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
+    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
+    with torch.inference_mode():
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens)
+        shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
+
+        def runner(num_pages: int) -> TorchRunner:
+            return TorchRunner(
+                model,
+                device,
+                PagedKvPool(shape, num_pages, config.page_size, device.torch_device),
+                max_running=config.max_running,
+                context_tokens=context_tokens,
+                token_budget=config.token_budget,
+            )
+
+        num_pages = _choose_pages(config, shape, device, context_tokens, runner)
+        size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
+        progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
+        return runner(num_pages)
+
+
+def _choose_pages(
+    config: EngineConfig, shape: KvShape, device: Device, context_tokens: int, runner: Callable[[int], TorchRunner]
+) -> int:
+    """Pages of the pool, by the setting or by what the device can spare next to weights and activations."""
+    page_bytes = shape.bytes_per_page(config.page_size)
+    if config.kv_bytes:
+        free = device.free_memory_bytes()
+        if config.kv_bytes > free:
+            raise ConfigError(f"setting 'kv_bytes' is {config.kv_bytes:,}, but {device.name} has {free:,} bytes free")
+        return pages_in(config.kv_bytes, page_bytes, source=f"setting 'kv_bytes' = {config.kv_bytes:,}")
+    useful_bytes = useful_pages(config.max_running, context_tokens, config.page_size) * page_bytes
+    peak = device.peak_memory_bytes(lambda: runner(0).run_largest())
+    budget = device.kv_pool_bytes(utilization=config.gpu_memory_utilization, peak_bytes=peak, useful_bytes=useful_bytes)
+    return pages_in(budget, page_bytes, source=f"the free memory of {device.name}")
+
+
+def _columns(plan: BatchPlan) -> tuple[npt.NDArray[np.int64], ...]:
+    columns = (plan.row_slots, plan.row_starts, plan.row_lengths, plan.row_samples)
+    return tuple(np.asarray(column, np.int64) for column in columns)
