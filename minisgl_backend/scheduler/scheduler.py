@@ -122,7 +122,9 @@ class Scheduler:
         """
         step = self._in_flight.popleft()
         assert result.step == step.step, f"result of step {result.step}, expected {step.step}"
-        assert len(result.tokens) == len(step.sampled), f"step {step.step}: {len(result.tokens)} tokens"
+        assert len(result.tokens) == len(step.sampled), (
+            f"step {step.step}: {len(result.tokens)} tokens for {len(step.sampled)} rows"
+        )
         self._release.applied(step.step)
         ids: list[SequenceId] = []
         tokens: list[int] = []

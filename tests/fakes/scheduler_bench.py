@@ -1,0 +1,173 @@
+"""A scheduler and a fake worker wired together, and the books of what every sequence was told.
+
+Where it stands in the flow: in place of text and scheduler actor. After every call the scheduler's integrity is
+checked, and each answer is compared with the sequence's solo run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from fakes.fake_worker import FakeWorker, solo_run
+
+from minisgl_backend.messages.engine import EndReason, Gauges, Progress, Sequence
+from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
+from minisgl_backend.scheduler.limits import Limits
+from minisgl_backend.scheduler.scheduler import Scheduler
+
+
+@dataclass
+class Life:
+    """A sequence as its client sees it."""
+
+    sequence: Sequence
+    expected: list[int]
+    reason: EndReason
+    tokens: list[int] = field(default_factory=list)
+    ended: EndReason | None = None
+
+
+class SchedulerBench:
+    """Every method checks what must always hold; `life` tells what a sequence was told so far."""
+
+    def __init__(self, limits: Limits, *, depth: int = 0, early_uploads: bool = False) -> None:
+        self.limits = limits
+        self.depth = depth
+        self.scheduler = Scheduler(limits, depth)
+        self.worker = FakeWorker(
+            page_size=limits.page_size,
+            num_pages=limits.num_pages,
+            max_running=limits.max_running,
+            token_budget=limits.token_budget,
+            early_uploads=early_uploads,
+        )
+        self.lives: dict[SequenceId, Life] = {}  # by arrival
+        self.sound = True  # False once a check has failed: what follows then says nothing
+        self._in_flight: list[int] = []
+        self._missed: tuple[SequenceId | None, int] = (None, 0)  # the oldest live sequence, plans without a row for it
+
+    def add(
+        self,
+        prompt: Seq[int],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        sampling: Sampling = GREEDY,
+    ) -> SequenceId:
+        """A new sequence; its id."""
+        id = SequenceId(len(self.lives) + 1)
+        sequence = Sequence(id, pack_tokens(prompt), sampling, max_new_tokens, stop_token_ids)
+        limits = self.limits
+        room = min(
+            max_new_tokens, limits.context_tokens - len(prompt), limits.num_pages * limits.page_size - len(prompt) + 1
+        )
+        expected, reason = solo_run(prompt, sampling, room, stop_token_ids) if room >= 1 else ([], "length")
+        self.lives[id] = Life(sequence, expected, EndReason(reason))
+        with self._checks():
+            self._take(self.scheduler.add(sequence, 0.0))
+            ended = self.lives[id].ended is not None
+            assert ended == (room < 1), "only a prompt that leaves no room for a token ends at once"
+        return id
+
+    def abort(self, id: SequenceId) -> None:
+        with self._checks():
+            life = self.lives.get(id)
+            was_live = life is not None and life.ended is None
+            progress = self.scheduler.abort(id)
+            assert bool(progress.ended) == was_live, f"abort of {id} answered {progress}, live before: {was_live}"
+            self._take(progress)
+            assert life is None or not was_live or life.ended is EndReason.ABORT
+
+    def plan(self) -> BatchPlan | None:
+        """Plans a step and submits it."""
+        with self._checks():
+            oldest = next((life for life in self.lives.values() if life.ended is None), None)
+            plan = self.scheduler.plan(0.0)
+            self.scheduler.check_integrity()
+            if plan is None:
+                assert self._in_flight or oldest is None, "nothing runs, nothing is planned, and sequences wait"
+                return None
+            assert len(self._in_flight) <= self.depth, "planned further ahead than allowed"
+            self._in_flight.append(plan.step)
+            self.worker.submit(plan)
+            self._check_oldest(oldest, plan)
+            return plan
+
+    def apply(self) -> Progress:
+        """Runs the oldest step in flight and applies its result."""
+        return self.apply_result(self.worker.run())
+
+    def apply_result(self, result: StepResult) -> Progress:
+        with self._checks():
+            progress = self.scheduler.apply(result)
+            self.worker.applied(result.step)
+            self._in_flight.remove(result.step)
+            self._take(progress)
+            return progress
+
+    def step(self) -> Progress:
+        """One step from plan to apply; there must be something to run."""
+        assert self.plan() is not None, "nothing to run"
+        return self.apply()
+
+    def finish(self) -> None:
+        """Runs until every sequence has ended and every step is applied; then everything must be free."""
+        tokens = sum(len(life.sequence.prompt) // 4 + len(life.expected) for life in self.lives.values())
+        bound = 2 * tokens + 3  # a plan and an apply for each token, at worst
+        for _ in range(bound):
+            if self.plan() is None:
+                if not self._in_flight:
+                    break
+                self.apply()
+        assert not self.scheduler.has_work and not self.scheduler.in_flight, f"still at work after {bound} steps"
+        limits, gauges = self.limits, self.scheduler.gauges()
+        assert gauges == Gauges(
+            0, 0, limits.max_running, limits.max_running, limits.num_pages, limits.num_pages, gauges.steps
+        ), f"not everything came back: {gauges}"
+        for id in self.lives:
+            self._check_told(id)
+
+    def life(self, id: SequenceId) -> Life:
+        return self.lives[id]
+
+    @contextmanager
+    def _checks(self) -> Iterator[None]:
+        self.sound = False
+        yield
+        self.sound = True
+
+    def _check_oldest(self, oldest: Life | None, plan: BatchPlan) -> None:
+        """Nobody starves: the oldest sequence has a row at least every second step."""
+        assert oldest is not None, "a step was planned for sequences that have all ended"
+        id = oldest.sequence.id
+        slot = self.scheduler._live[id].slot
+        missed = 0 if slot in plan.row_slots else 1 + (self._missed[1] if self._missed[0] == id else 0)
+        self._missed = (id, missed)
+        assert missed < 2, f"sequence {id}, the oldest, had no row in two steps"
+
+    def _take(self, progress: Progress) -> None:
+        assert len(progress.sequence_ids) == len(progress.tokens)
+        for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
+            assert self.lives[id].ended is None, f"a token for sequence {id} after its end"
+            self.lives[id].tokens.append(token)
+        for ended in progress.ended:
+            assert self.lives[ended.id].ended is None, f"sequence {ended.id} ended twice"
+            self.lives[ended.id].ended = ended.reason
+            self._check_told(ended.id)
+        for id in progress.sequence_ids:
+            self._check_told(id)
+        self.scheduler.check_integrity()
+
+    def _check_told(self, id: SequenceId) -> None:
+        """What was told is a prefix of the solo run, and all of it when the sequence was let to its end."""
+        life = self.lives[id]
+        told = f"sequence {id} (prompt {unpack_tokens(life.sequence.prompt).tolist()})"
+        assert life.tokens == life.expected[: len(life.tokens)], f"{told}: {life.tokens}, alone {life.expected}"
+        if life.ended not in (None, EndReason.ABORT):
+            assert (life.tokens, life.ended) == (life.expected, life.reason), f"{told} ended as {life.ended}"
