@@ -53,7 +53,6 @@ class Tokenizer:
         self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self._bytes)]
         longest = max(map(len, self._bytes), default=1)
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
-        self._fixed_ends = _fixed_ends(rust, named, files.tokenizer_config)
         self._template = None if files.template is None else ChatTemplate(files.template, named)
 
     @classmethod
@@ -80,13 +79,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text → ids. The native part runs without the GIL, so a thread may encode while the loop serves.
 
-        add_special_tokens: put before (and after) the text what the model's tokenizer puts there. A text that
-        already starts with the BOS token is not given a second one.
+        add_special_tokens: put before (and after) the text what the post-processor of tokenizer.json puts there (it
+        alone decides, as in transformers 5). A text that already starts with the BOS token is not given a second one.
         """
-        ends = self._fixed_ends if add_special_tokens else ([], [])
-        ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=ends is None)[0].ids
-        if ends is not None:
-            ids = [*ends[0], *ids, *ends[1]]
+        ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         doubled = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id
         return ids[1:] if doubled else ids
 
@@ -215,16 +211,3 @@ def _union_of_eos(rust: RustTokenizer, named: Mapping[str, str], files: _ModelFi
             raise ModelUnsupported(f"eos_token_id must be a number or a list of numbers, got {entry!r}")
         found.update(i for i in ids if i >= 0)
     return tuple(sorted(found))
-
-
-def _fixed_ends(
-    rust: RustTokenizer, named: Mapping[str, str], tokenizer_config: Mapping[str, Any]
-) -> tuple[list[int], list[int]] | None:
-    """Ids put before and after a text when tokenizer_config.json says so itself; None: tokenizer.json decides."""
-    if tokenizer_config.get("add_bos_token") is None and tokenizer_config.get("add_eos_token") is None:
-        return None
-    ends: list[list[int]] = []
-    for flag, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):
-        token = rust.token_to_id(named[name]) if tokenizer_config.get(flag) and name in named else None
-        ends.append([] if token is None else [token])
-    return ends[0], ends[1]

@@ -1,0 +1,145 @@
+"""The record of one request: what goes in, what comes out, and that it ends once."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.tokenizers import ids_of_bytes
+
+from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status
+from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request
+from minisgl_backend.messages.engine import Ended, EndReason, Progress
+from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.text.record import Record, advance
+from minisgl_backend.text.request import RequestLimits, validate_request
+from minisgl_backend.text.tokenizer import Tokenizer
+
+LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
+ID = RequestId(9)
+
+
+def record(tokenizer: Tokenizer, stream: bool, parameters: bytes = b"", exclude: bool | None = None) -> Record:
+    request = Request(ID, b"QQQQ", parameters, stream, exclude)
+    return Record(ID, validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer)
+
+
+def test_a_stream_gives_a_chunk_per_take_and_the_rest_with_the_end(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    a, f0, f1 = ids_of_bytes(byte_level, "aé".encode())
+    assert r.take_output() is None
+    r.on_token(a)
+    assert r.take_output() == Chunk(ID, "a", pack_tokens([a]))
+    assert r.take_output() is None
+    r.on_token(f0)
+    assert r.take_output() == Chunk(ID, "", pack_tokens([f0]))
+    r.on_token(f1)
+    r.on_end(EndReason.LENGTH)
+    assert r.take_output() == Finished(ID, "é", pack_tokens([f1]), FinishReason.LENGTH, 4, 3)
+    assert r.closed and r.take_output() is None
+
+
+def test_tokens_that_pile_up_leave_as_one_chunk(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    ids = ids_of_bytes(byte_level, b"one two")
+    r.on_tokens(ids[:3])
+    r.on_tokens(ids[3:])
+    assert r.take_output() == Chunk(ID, "one two", pack_tokens(ids))
+
+
+@pytest.mark.parametrize(("exclude", "prefix"), [(None, "QQQQ"), (False, "QQQQ"), (True, "")])
+def test_without_streaming_everything_comes_once_behind_the_prompt(
+    byte_level: Tokenizer, exclude: bool | None, prefix: str
+) -> None:
+    r = record(byte_level, stream=False, exclude=exclude)
+    ids = ids_of_bytes(byte_level, b" hi")
+    for token in ids:
+        r.on_token(token)
+        assert r.take_output() is None
+    r.on_end(EndReason.LENGTH)
+    assert r.take_output() == Finished(ID, f"{prefix} hi", pack_tokens(ids), FinishReason.LENGTH, 4, 3)
+
+
+def test_a_stop_token_counts_and_is_not_shown(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    ids = [*ids_of_bytes(byte_level, b"hi"), 2]
+    r.on_tokens(ids)
+    r.on_end(EndReason.STOP)
+    assert r.take_output() == Finished(ID, "hi", pack_tokens(ids), FinishReason.STOP, 4, 3)
+
+
+def test_a_stop_token_with_a_text_of_its_own_is_not_shown_either(byte_level: Tokenizer) -> None:
+    visible = byte_level.encode("the")[0]
+    request = Request(ID, b"QQQQ", b"", True, None)
+    accepted = validate_request(request, byte_level, LIMITS, lambda: 0)
+    import msgspec
+
+    for taken_early in (False, True):
+        r = Record(ID, msgspec.structs.replace(accepted, stop_token_ids=(visible,)), byte_level)
+        r.on_token(visible)
+        if taken_early:
+            assert r.take_output() == Chunk(ID, "", pack_tokens([visible]))
+        r.on_end(EndReason.STOP)
+        end = r.take_output()
+        assert isinstance(end, Finished) and (end.text, end.num_output_tokens) == ("", 1)
+
+
+def test_with_ignore_eos_the_end_token_is_counted_and_the_answer_goes_on(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=False, parameters=b'{"ignore_eos": true}', exclude=True)
+    r.on_tokens([*ids_of_bytes(byte_level, b"a"), 2, *ids_of_bytes(byte_level, b"b")])
+    r.on_end(EndReason.LENGTH)
+    end = r.take_output()
+    assert isinstance(end, Finished) and (end.text, end.num_output_tokens) == ("ab", 3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"), [(EndReason.FAILED, Status.INTERNAL), (EndReason.ABORT, Status.CANCELLED)]
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_sequence_that_failed_or_was_let_go_ends_in_an_error(
+    byte_level: Tokenizer, reason: EndReason, status: Status, stream: bool
+) -> None:
+    r = record(byte_level, stream=stream)
+    r.on_tokens(ids_of_bytes(byte_level, b"hi"))
+    r.on_end(reason)
+    end = r.take_output()
+    assert isinstance(end, Failed) and end.status is status and end.message
+    assert r.take_output() is None
+
+
+def test_the_first_end_wins_and_only_one_is_told(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    r.fail(EngineUnavailable("the engine is starting again"))
+    assert r.ended and not r.closed
+    r.on_end(EndReason.STOP)
+    r.fail(RequestCancelled("late"))
+    r.on_token(5)
+    assert r.take_output() == Failed(ID, Status.UNAVAILABLE, "the engine is starting again")
+    r.on_end(EndReason.LENGTH)
+    assert r.closed and r.take_output() is None
+
+
+def test_a_finished_answer_can_not_fail_any_more(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    r.on_end(EndReason.LENGTH)
+    r.fail(EngineUnavailable("too late"))
+    assert isinstance(r.take_output(), Finished)
+
+
+def test_progress_reaches_its_records_in_plan_order(byte_level: Tokenizer) -> None:
+    first, second, third = (record(byte_level, stream=True) for _ in range(3))
+    records = {SequenceId(1): first, SequenceId(2): second, SequenceId(3): third}
+    a, b = ids_of_bytes(byte_level, b"ab")
+    progress = Progress(
+        sequence_ids=(SequenceId(3), SequenceId(99), SequenceId(1), SequenceId(3)),
+        tokens=(a, a, b, b),
+        ended=(
+            Ended(SequenceId(1), EndReason.LENGTH),
+            Ended(SequenceId(2), EndReason.ABORT),
+            Ended(SequenceId(98), EndReason.STOP),
+        ),
+    )
+    assert advance(records, progress) == [third, first, second]
+    assert third.take_output() == Chunk(ID, "ab", pack_tokens([a, b]))
+    end = first.take_output()
+    assert isinstance(end, Finished) and end.text == "b"
+    assert isinstance(second.take_output(), Failed)
