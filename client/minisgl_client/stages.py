@@ -15,27 +15,27 @@ class Stages:
         self._out = out or sys.stderr
         self._clock = clock
         self._start_s = clock()
-        self._stage = ""
+        self.current = ""
         self._stage_start_s = self._start_s
         self._seconds: dict[str, float] = {}
 
     def begin(self, stage: str, detail: str = "") -> None:
         """Ends the stage before, if any. Beginning the present stage again only notes the detail."""
-        if stage != self._stage:
+        if stage != self.current:
             self.end()
-            self._stage, self._stage_start_s = stage, self._clock()
+            self.current, self._stage_start_s = stage, self._clock()
         self.note(detail)
 
     def note(self, detail: str) -> None:
         """A line under the present stage."""
-        self._out.write(f"[{self._clock() - self._start_s:6.1f} s] {self._stage:<8} {detail}".rstrip() + "\n")
+        self._out.write(f"[{self._clock() - self._start_s:6.1f} s] {self.current:<8} {detail}".rstrip() + "\n")
         self._out.flush()
 
     def end(self) -> None:
         """Ends the present stage."""
-        if self._stage:
-            self._seconds[self._stage] = self._seconds.get(self._stage, 0.0) + self._clock() - self._stage_start_s
-        self._stage = ""
+        if self.current:
+            self._seconds[self.current] = self._seconds.get(self.current, 0.0) + self._clock() - self._stage_start_s
+        self.current = ""
 
     def summary(self) -> str:
         """`9.8 s (fetch 3.1, start 1.2, …)`: all time since the first line, and the stages that have ended."""

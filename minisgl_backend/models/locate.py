@@ -19,7 +19,7 @@ CACHE_VARIABLE = "MINISGL_CACHE"
 FETCHABLE = {"smollm2": "smollm2-135m-instruct-v1"}
 """Name for `minisgl fetch` → its folder in the cache. The number is raised when the conversion changes."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*", "vocab*")  # never pickles, never code
 
 
@@ -67,7 +67,7 @@ def _local_folder(folder: Path) -> Path:
 
 def _hub_folder(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     def snapshot(*, local: bool) -> Path:
         return Path(
@@ -78,7 +78,7 @@ def _hub_folder(hub_id: str) -> Path:
         folder = snapshot(local=True)
         if _is_complete(folder):
             return folder
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         pass
     try:
         folder = snapshot(local=False)

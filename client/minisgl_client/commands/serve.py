@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if _until_ready(server, interrupts, arguments.host, ports["--http-port"]):
                     stages.end()
                     print(greeting(stages.summary(), arguments.host, ports), flush=True)
+                    stages.begin("serve", "Ctrl-C stops it")
                     while server.exit_code() is None and not interrupts.wait(_POLL_S):
                         pass
             finally:
@@ -163,8 +164,7 @@ ready after {seconds}
 
   curl -sN {http}/v2/models/{MODEL}/generate_stream -d {shlex.quote(body)}
   {sys.executable} -c "{python}"
-
-Ctrl-C stops it."""
+"""
 
 
 def _until_ready(server: ServerProcess, interrupts: Interrupts, host: str, port: int) -> bool:
@@ -192,8 +192,11 @@ def _reason(log: ServerLog, exit_code: int) -> str:
 
 
 def _tell(stages: Stages, line: str) -> None:
-    """A line of the engine's start, under the stage it belongs to."""
-    stages.begin("warm up" if "warm" in line else "load", line)
+    """A line of the engine, under the stage it belongs to: the worker says its pool's size, then warms up."""
+    if stages.current == "serve" or line.startswith("ready"):
+        stages.note(line)
+    elif not line.startswith("engine ready"):  # has just been said
+        stages.begin("warm up" if "KV pages" in line or "warm" in line else "load", line)
 
 
 def _show(line: str) -> None:

@@ -78,33 +78,24 @@ class ServerProcess:
         return self._process.poll()
 
     def stop(self, patience_s: float, interrupts: Interrupts) -> bool:
-        """Asks it to end, waits, then kills it and its children. True when it ended by itself.
+        """Asks it to end, waits, then kills it and its children. True when it ended by itself and well.
 
         A signal while waiting means: at once. The log is read to its end.
         """
-        graceful = self._ended_within(patience_s, interrupts)
-        if not graceful:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self.read_to_end()
-        return graceful
+        self._wait(patience_s, interrupts)
+        with contextlib.suppress(ProcessLookupError):  # also when it ended: a stub may be left in its session
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self._reader.join(timeout=1.0)  # bounded: whoever left the session may still hold the pipe
+        return code == 0
 
-    def read_to_end(self) -> None:
-        """Waits for the last line of a process that has ended (a child of it may still hold the pipe)."""
-        self._reader.join(timeout=1.0)
-
-    def _ended_within(self, patience_s: float, interrupts: Interrupts) -> bool:
+    def _wait(self, patience_s: float, interrupts: Interrupts) -> None:
         """Steps of 0.05 s: a stop is rare, and what ends first (process, patience, a signal) is then plain to see."""
-        if self._process.poll() is not None:
-            return True
-        self._process.terminate()
+        if self._process.poll() is None:
+            self._process.terminate()
         for _ in range(round(patience_s / 0.05)):
-            if interrupts.wait(0.05):
-                return False
-            if self._process.poll() is not None:
-                return True
-        return False
+            if self._process.poll() is not None or interrupts.wait(0.05):
+                return
 
     def _read(self) -> None:
         assert self._process.stdout is not None
