@@ -1,0 +1,43 @@
+"""Runs a model over one sequence without runner or scheduler: logits of every position, in any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.models.model import Model
+from minisgl_backend.models.registry import load_model
+from minisgl_backend.models.spec import read_model_spec
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+    """The folder's model with a rotary table for its whole context."""
+    spec = read_model_spec(folder)
+    return load_model(spec, folder, torch.device(device), dtype, spec.context_tokens)
+
+
+@torch.inference_mode()
+def logits_of(model: Model, tokens: Sequence[int], chunks: Sequence[int], page_size: int, dtype: torch.dtype) -> Tensor:
+    """tokens in chunks of the given lengths (their sum is len(tokens)) → [tokens, vocab] on the model's device."""
+    spec = model.spec
+    device = model.lm_head.weight.device  # type: ignore[attr-defined]
+    num_pages = -(-len(tokens) // page_size)
+    pool = PagedKvPool(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), num_pages, page_size, device)
+    backend = TorchAttention(pool)
+    table = torch.arange(num_pages, device=device).flip(0)[None]  # backwards: not the identity
+    assert sum(chunks) == len(tokens)
+    parts, start = [], 0
+    for length in chunks:
+        positions = torch.arange(start, start + length, device=device)
+        ids = torch.tensor(tokens[start : start + length], device=device)
+        attention = backend.begin(StepRows(np.array([start]), np.array([length]), table))
+        parts.append(model.forward(ids, positions, attention, torch.arange(length, device=device)))
+        start += length
+    return torch.cat(parts)
