@@ -44,9 +44,12 @@ class Detokenizer:
         """The text that became certain with these tokens, each 0 … vocab_size - 1. May be empty."""
         table = self._table
         data = self._tail + b"".join([table[token] for token in token_ids])
-        keep = incomplete_tail(data)
-        self._tail = data[len(data) - keep :]
-        return self._ours(data[: len(data) - keep].decode("utf-8", "replace"))
+        self._tail = b""
+        if data and data[-1] >= 0x80:  # else it ends with a whole character, as nearly always
+            whole = len(data) - incomplete_tail(data)
+            data, self._tail = data[:whole], data[whole:]
+        text = data.decode("utf-8", "replace")
+        return self._ours(text) if self._prompt_character or self._strip_space else text
 
     def finish(self) -> str:
         """The rest: one U+FFFD when the answer ends within a character, else nothing. Call once, last."""

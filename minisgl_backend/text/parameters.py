@@ -205,7 +205,7 @@ def _real(field: str, value: Any, low: float, high: float, low_excluded: bool = 
     if number is None or not low <= number <= high or (low_excluded and number == low):
         bracket = "(" if low_excluded else "["
         raise InvalidRequest(field, f"must be a number in {bracket}{low:g}, {high:g}], got {_shown(value)}")
-    return float(number) + 0.0  # -0.0 becomes 0.0
+    return float(number)
 
 
 def _flag(field: str, value: Any) -> bool:

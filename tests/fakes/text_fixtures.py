@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fakes.tokenizers import byte_level_folder, sentencepiece_folder
 
+from fakes.tokenizers import byte_level_folder, sentencepiece_folder
 from minisgl_backend.text.tokenizer import Tokenizer
 
 

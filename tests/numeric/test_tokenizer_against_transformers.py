@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.tokenizers import byte_level_folder, sentencepiece_folder
 
+from fakes.tokenizers import byte_level_folder, sentencepiece_folder
 from minisgl_backend.text.detokenizer import decode
 from minisgl_backend.text.tokenizer import Tokenizer
 

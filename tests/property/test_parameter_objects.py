@@ -42,6 +42,7 @@ def outcome(raw: bytes, vocab_size: int) -> str:
         assert str(refused).startswith(f"{refused.field}: ")
         assert str(refused).isascii() and len(str(refused)) < 400
         return "refused"
+    assert 0 <= params.temperature <= 100 and 0 < params.top_p <= 1 and -1 <= params.top_k < 2**31
     assert 1 <= params.max_tokens < 2**31 and type(params.max_tokens) is int
     assert type(params.ignore_eos) is bool
     sampling = resolve_sampling(params, vocab_size, seed=0)

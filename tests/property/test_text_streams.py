@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fakes.tokenizers import byte_level_folder, ids_of_bytes, sentencepiece_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.tokenizers import byte_level_folder, ids_of_bytes, sentencepiece_folder
 from minisgl_backend.text.detokenizer import Detokenizer, decode
 from minisgl_backend.text.tokenizer import Tokenizer
 
