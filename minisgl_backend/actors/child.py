@@ -76,8 +76,6 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     try:
         runner.warm_up()
         host.put(Ready(role, os.getpid(), runner.num_pages))
-        begin = await inbox.receive()
-        assert isinstance(begin, Begin), begin
         to_scheduler: WireOutlet[StepResult] | None = (
             WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
         )

@@ -1,4 +1,4 @@
-"""The engine host process: `python -m minisgl_backend.actors.host RUN_DIR`.
+"""The engine host process: `python -m minisgl_backend.actors.host RUN_DIR READY_FD`.
 
     door (leases, holders) ◄──► text actor ◄──► scheduler process ◄──► worker processes
                                     ▲
@@ -63,13 +63,15 @@ async def _supervise(config: EngineConfig, to_text: LocalMailbox[ToText], run_di
     await supervisor.run()
 
 
-async def _host(config: EngineConfig, run_dir: Path) -> None:
+async def _host(config: EngineConfig, run_dir: Path, ready_fd: int) -> None:
     loop = asyncio.get_running_loop()
     context = zmq.asyncio.Context()
     inbox: LocalMailbox[ToText] = LocalMailbox(TEXT_CAPACITY)
     door = Door(context, run_dir / "door", inbox, config.lease_s)
     loop.add_signal_handler(signal.SIGTERM, door.deserted.set)
     (run_dir / "host.pid").write_text(f"{os.getpid()}\n")
+    os.write(ready_fd, f"{os.getpid()}\n".encode())
+    os.close(ready_fd)
     try:
         async with engine(config, door, inbox, run_dir), asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(door.run())
@@ -98,14 +100,16 @@ def _take_lock(path: Path) -> int:
 
 def main() -> None:
     """Runs the host of the engine described by host.json in RUN_DIR."""
-    run_dir = Path(sys.argv[1])
+    run_dir, ready_fd = Path(sys.argv[1]), int(sys.argv[2])
+    if os.fork():
+        os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _take_lock(run_dir / "host.lock")
     config = msgspec.json.decode((run_dir / "host.json").read_bytes(), type=EngineConfig)
-    asyncio.run(_host(config, run_dir))
+    asyncio.run(_host(config, run_dir, ready_fd))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ start lock makes holders that come together agree on one host.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import StartError
 
 _START_PATIENCE_S = 30.0
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,6 @@ class Place:
 
     run_dir: Path
     pid: int
-    process: subprocess.Popen[bytes] | None  # set when we started it: to be reaped by us
 
 
 def absolute(config: EngineConfig) -> EngineConfig:
@@ -53,32 +51,37 @@ def find(config: EngineConfig) -> Place | None:
     if not is_locked(run_dir / "host.lock"):
         return None
     try:
-        return Place(run_dir, int((run_dir / "host.pid").read_text()), None)
+        return Place(run_dir, int((run_dir / "host.pid").read_text()))
     except (OSError, ValueError):  # it is ending: its pid is gone before its lock
         return None
 
 
 def _start(config: EngineConfig, run_dir: Path) -> Place:
-    (run_dir / "host.pid").unlink(missing_ok=True)
+    """The host forks away from the process we start, so it is nobody's child, and says its pid through a pipe."""
     (run_dir / "host.json").write_bytes(msgspec.json.encode(config))
-    with (run_dir / "engine.log").open("wb") as log:
-        process = subprocess.Popen(
-            [_python(), "-P", "-m", "minisgl_backend.actors.host", str(run_dir)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-        )  # fmt: skip
-    deadline = time.monotonic() + _START_PATIENCE_S
-    while time.monotonic() < deadline:
-        if (code := process.poll()) is not None:
-            raise StartError(f"the engine host ended at its start with code {code}; its log: {run_dir / 'engine.log'}")
-        place = find(config)
-        if place is not None and place.pid == process.pid:
-            return Place(run_dir, process.pid, process)
-        time.sleep(_POLL_S)
-    process.kill()
-    process.wait()
-    raise StartError(
-        f"the engine host did not come up within {_START_PATIENCE_S:g} s; its log: {run_dir / 'engine.log'}"
-    )
+    told, tells = os.pipe()
+    try:
+        with (run_dir / "engine.log").open("wb") as log:
+            command = [_python(), "-P", "-m", "minisgl_backend.actors.host", str(run_dir), str(tells)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(tells,),
+            )
+        os.close(tells)
+        process.wait()
+        heard, _, _ = select.select([told], [], [], _START_PATIENCE_S)
+        word = os.read(told, 32) if heard else b""
+    finally:
+        os.close(told)
+    if not word:
+        problem = "ended at its start" if heard else f"did not come up within {_START_PATIENCE_S:g} s"
+        raise StartError(f"the engine host {problem}; its log: {run_dir / 'engine.log'}")
+    return Place(run_dir, int(word))
 
 
 def _python() -> str:

@@ -238,8 +238,6 @@ class _Connection:
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
-        if self._died.done() and self._place.process is not None:
-            self._place.process.wait()
         self._context.destroy(linger=0 if self._died.done() else 1000)
 
     def put(self, message: ToHost) -> None:

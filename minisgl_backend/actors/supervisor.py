@@ -1,7 +1,7 @@
 """The supervisor: keeps one engine group alive and tells the text actor of its state.
 
     STARTING ──ready──► READY ──a member dies──► RESTARTING ──ready──► READY
-        └──────────── fatal, or too many deaths in a row ────────────► FAILED   (terminal)
+        └── fatal, died before it was ever ready, or too many deaths in a row ──► FAILED   (terminal)
 
 Back-off doubles from zero: at once, 0.5 s, 1 s, 2 s … 30 s. A finished sequence resets it.
 """
@@ -40,6 +40,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._wait = wait
         self._deaths_in_a_row = 0
+        self._was_ready = False
 
     async def run(self) -> None:
         """Until cancelled, or until the engine is FAILED."""
@@ -51,7 +52,7 @@ class Supervisor:
             except GroupDied as died:
                 _log.error("engine group %d: %s", generation, died)
                 self._deaths_in_a_row += 1
-                if died.fatal or self._deaths_in_a_row > self._max_restarts:
+                if died.fatal or not self._was_ready or self._deaths_in_a_row > self._max_restarts:
                     await self._to_text.send(self._epitaph(died))
                     return
                 await self._to_text.send(StateChanged(EngineState.RESTARTING, str(died)))
@@ -60,6 +61,7 @@ class Supervisor:
     async def _one_group(self, generation: int) -> None:
         async with self._executor.open(generation, self._deliver, self._say) as group:
             _log.info("engine group %d is ready: %d pages", generation, group.num_pages)
+            self._was_ready = True
             pool_tokens = group.num_pages * self._page_size
             await self._to_text.send(EngineUp(group.to_scheduler, pool_tokens, group.pids))
             await asyncio.get_running_loop().create_future()  # until a death or a cancel
@@ -83,4 +85,6 @@ class Supervisor:
     def _epitaph(self, died: GroupDied) -> StateChanged:
         if died.fatal:
             return StateChanged(EngineState.FAILED, died.message, died.exit_code)
+        if not self._was_ready:
+            return StateChanged(EngineState.FAILED, f"could not start: {died}", 1)
         return StateChanged(EngineState.FAILED, f"died {self._deaths_in_a_row} times in a row, last: {died}", 1)

@@ -45,8 +45,8 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, EndReason, Gauges, Probe, Progress, Sequence, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import locate_model
-from minisgl_backend.models.spec import context_limit, read_model_spec
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, Checked, RequestLimits, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
@@ -343,7 +343,7 @@ class TextActor:
 def _load_model_texts(config: EngineConfig) -> tuple[Tokenizer, int]:
     """The tokenizer, and the context limit in tokens. Raises StartError."""
     folder = locate_model(config.model)
-    return Tokenizer.load(folder), context_limit(config, read_model_spec(folder))
+    return Tokenizer.load(folder), context_limit(config, folder)
 
 
 def _draw_seed() -> int:

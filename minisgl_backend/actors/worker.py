@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from minisgl_backend.actors.mailbox import Inbox, Outlet
-from minisgl_backend.messages.control import Begin, Halt
+from minisgl_backend.messages.control import Halt
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 
 Compute = Callable[[BatchPlan], Awaitable[StepResult]]
-ToWorker = BatchPlan | Begin | Halt
+ToWorker = BatchPlan | Halt
 
 
 def in_place(run: Callable[[BatchPlan], StepResult]) -> Compute:

@@ -1,7 +1,7 @@
 """Start-up handshake and end of the processes of one engine group (scheduler and workers), and their host.
 
     child ── Ready ──►  host          when its inbox is bound and (worker) its model is loaded and warmed up
-    child ◄── Begin ──  host          when every child is Ready: only now may anybody send
+    scheduler ◄── Begin ──  host      when every child is Ready: only now may the scheduler plan
     child ── Broken ─►  host          an uncaught error; the process then exits
     child ◄── Halt ───  host          end of the group
 """
@@ -27,7 +27,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """Every receiver has answered."""
+    """To the scheduler: every receiver has answered. Workers need no word: whatever reaches them is meant for them,
+    and a plan may overtake a message of another sender.
+    """
 
     num_pages: int  # the smallest pool of all ranks: what the scheduler may hand out
     context_tokens: int  # prompt + output of one sequence

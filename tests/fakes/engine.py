@@ -14,8 +14,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.worker.fake import FakeRunner
-
 from minisgl_backend.actors.executors.build import make_limits
 from minisgl_backend.actors.executors.inline import InlineExecutor
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
@@ -41,6 +39,7 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.worker.fake import FakeRunner
 
 Hook = Callable[[BatchPlan], Awaitable[None]]
 
@@ -142,8 +141,9 @@ class Holder:
 class FakeEngine:
     """The front (way back to the holders) and the handles of one simulated engine."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, num_pages: int) -> None:
         self.config = config
+        self._num_pages = num_pages
         self.inbox: LocalMailbox[ToText] = LocalMailbox(0)
         self.ranks: list[FakeRank] = []
         self.gave_up = False
@@ -155,6 +155,9 @@ class FakeEngine:
         self._holders[holder.id] = holder
         holder.send(Hello(1, 0, lease=True))
         return holder
+
+    def runner(self) -> FakeRunner:
+        return FakeRunner(self.config, num_pages=self._num_pages, vocabulary=range(20, 300))
 
     def deliver(self, holder: HolderId, message: ToHolder) -> None:
         self._holders[holder].take(message)
@@ -173,32 +176,34 @@ async def fake_engine(
     model: Path,
     *,
     hook: Hook | None = None,
-    build: Callable[[], FakeRunner] | None = None,
+    build: Callable[[FakeEngine], FakeRunner] | None = None,
+    ready: bool = True,
     num_pages: int = 64,
     **settings: Any,
 ) -> AsyncIterator[FakeEngine]:
-    """A simulated engine. hook: see FakeRank. build: makes the runner (may raise, to simulate a failing start)."""
+    """A simulated engine. hook: see FakeRank. build: makes the runner (may raise, to simulate a failing start).
+    ready: begin the body when the engine is READY.
+    """
     config = resolve_config({"model": str(model), "device": "fake", "executor": "inline"}, settings)
-    fake = FakeEngine(config)
-
-    def make_runner() -> FakeRunner:
-        return FakeRunner(config, num_pages=num_pages, context_tokens=1024)
+    fake = FakeEngine(config, num_pages)
 
     def build_rank(say: Callable[[str], None]) -> FakeRank:
-        fake.ranks.append(FakeRank((build or make_runner)(), hook))
+        fake.ranks.append(FakeRank((build or FakeEngine.runner)(fake), hook))
         return fake.ranks[-1]
 
     executor = InlineExecutor(build_rank, lambda pages: make_limits(config, pages, 1024))
     supervisor = Supervisor(
         executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=fake.wait
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(TextActor(config, fake.inbox, fake).run()),
                 tasks.create_task(supervisor.run()),
             ]
             try:
+                if ready:
+                    await fake.holder(b"first").state(EngineState.READY)
                 yield fake
             finally:
                 for task in running:

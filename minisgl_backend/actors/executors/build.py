@@ -10,15 +10,15 @@ from minisgl_backend.actors.executors.inline import InlineExecutor, Rank
 from minisgl_backend.actors.executors.process import ProcessExecutor
 from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import locate_model
-from minisgl_backend.models.spec import context_limit, read_model_spec
 from minisgl_backend.scheduler.limits import Limits
 
 
 def make_executor(config: EngineConfig, run_dir: Path) -> Executor:
     """Raises StartError: the model is not there, or is one we do not run."""
     folder = locate_model(config.model)
-    context_tokens = context_limit(config, read_model_spec(folder))
+    context_tokens = context_limit(config, folder)
     if config.executor == "process":
         return ProcessExecutor(config, folder, context_tokens, run_dir)
     return InlineExecutor(_inline_rank(config, folder), lambda pages: make_limits(config, pages, context_tokens))

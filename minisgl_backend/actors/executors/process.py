@@ -2,7 +2,7 @@
 
     1. the host binds its socket and starts the processes (actors/child.py)
     2. each child binds its own socket, loads what it needs, warms up, says Ready
-    3. when all are Ready the host says Begin to each: nobody sends to anybody before
+    3. when all are Ready the host says Begin to the scheduler, the first to send: nobody sends to anybody before
 
 A child dies with its host (parent-death signal); the host notices a child's death at once.
 """
@@ -98,8 +98,7 @@ class _Members:
             tasks.create_task(self._watch(role, process))
             self._outlets[role] = WireOutlet(self._context, self._home / role, CAPACITY)
         num_pages = await self._all_ready(say)
-        for role in self._roles:
-            self._outlets[role].put(Begin(num_pages, self._settings.context_tokens))
+        self._outlets["scheduler"].put(Begin(num_pages, self._settings.context_tokens))
         pids = tuple((role, process.pid) for role, process in self._processes.items())
         return Group(self._outlets["scheduler"], num_pages, pids)
 
