@@ -1,3 +1,5 @@
+"""Which decode rows share a product."""
+
 from __future__ import annotations
 
 from hypothesis import given

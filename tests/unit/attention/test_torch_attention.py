@@ -1,3 +1,5 @@
+"""The torch backend against attention written out over whole sequences in fp64."""
+
 from __future__ import annotations
 
 import numpy as np

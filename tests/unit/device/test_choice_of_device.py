@@ -1,3 +1,5 @@
+"""Which device and dtype the settings mean, and how much of the memory the pool may take."""
+
 from __future__ import annotations
 
 from pathlib import Path

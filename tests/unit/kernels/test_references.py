@@ -1,3 +1,5 @@
+"""The torch references, against numbers worked out by hand."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""The pool's tensors and how many pages a budget gives."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The table of rotary angles."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Logits → tokens: the distribution, the filters' edges, independence from neighbours, broken rows."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

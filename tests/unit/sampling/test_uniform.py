@@ -1,3 +1,5 @@
+"""The counter-based hash behind every draw."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -26,7 +28,7 @@ def test_numbers_fill_the_unit_interval_evenly_along_each_argument() -> None:
     walk, still = np.arange(count, dtype=np.uint64), np.zeros(count, np.uint64)
     for arguments in ((walk, still, still), (still, walk, still), (still, still, walk)):
         numbers = uniform(*arguments)
-        assert 0.0 <= numbers.min() and numbers.max() < 1.0
+        assert numbers.min() >= 0.0 and numbers.max() < 1.0
         counts, _ = np.histogram(numbers, bins=50, range=(0, 1))
         chi_square = ((counts - count / 50) ** 2 / (count / 50)).sum()
         assert chi_square < 85.4  # 0.1 % point of 49 degrees of freedom

@@ -1,0 +1,205 @@
+"""The torch runner by its contract: order of steps, warm-up, promises of a plan, size of the pool.
+
+That its tokens are right is the business of tests/numeric/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from fakes.plans import Planner, generate
+from fakes.random_model import write_random_llama
+
+from minisgl_backend.config import resolve_config
+from minisgl_backend.device.cpu import CpuDevice
+from minisgl_backend.errors import ConfigError, ModelUnsupported
+from minisgl_backend.messages.ids import SlotId, StepId
+from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
+from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.worker.build import build_runner
+from minisgl_backend.worker.runner import StepRunner
+
+PROMPTS = [[5, 6, 7], list(range(40, 90)), [9], list(range(100, 117))]
+PAGE_BYTES = 2 * 2 * 16 * 2 * 8 * 4  # k and v, layers, tokens, kv heads, head_dim, fp32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_llama(tmp_path_factory.mktemp("random"))
+
+
+def build(folder: Path, **settings: Any) -> StepRunner:
+    return build_runner(resolve_config({"device": "cpu", "max_running": 4, "threads": 1, **settings}), folder)
+
+
+def empty(step: int) -> BatchPlan:
+    return BatchPlan(StepId(step), (), (), (), (), (), ())
+
+
+def first_step(*, pages: int = 1, start: int = 0, length: int = 3, slots: tuple[int, ...] = (0,)) -> BatchPlan:
+    rows = len(slots)
+    return BatchPlan(
+        StepId(1),
+        (Admission(SlotId(0), pack_tokens([1, 2, 3]), GREEDY),),
+        (PageGrant(SlotId(0), tuple(range(pages))),),
+        slots,
+        (start,) * rows,
+        (length,) * rows,
+        (1,) * rows,
+    )
+
+
+def test_steps_must_come_in_order_without_a_gap(folder: Path) -> None:
+    runner = build(folder)
+    with pytest.raises(AssertionError, match="step 2 after step 0"):
+        runner.run(empty(2))
+    assert runner.run(empty(1)).tokens == ()
+    for step in (1, 3):
+        with pytest.raises(AssertionError, match=f"step {step} after step 1"):
+            runner.run(empty(step))
+    assert runner.run(empty(2)).step == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "context"),
+    [
+        ({}, 128),
+        ({"max_running": 1}, 128),
+        ({}, 2),
+        ({}, 3),
+        ({"max_running": 1, "token_budget": 2, "page_size": 1}, 5),
+    ],
+)
+def test_warm_up_leaves_no_trace_whatever_the_limits(settings: dict[str, Any], context: int, folder: Path) -> None:
+    warm, cold = (build(folder, context_tokens=context, **settings) for _ in range(2))
+    warm.warm_up()
+    planners = [Planner(settings.get("page_size", 16), runner.num_pages) for runner in (warm, cold)]
+    answers = [generate(r.run, p, [[3]], context - 1) for r, p in zip((warm, cold), planners, strict=True)]
+    assert answers[0] == answers[1] and len(answers[0][0]) == context - 1
+
+
+def test_after_warm_up_no_slot_is_alive(folder: Path) -> None:
+    runner = build(folder)
+    runner.warm_up()
+    with pytest.raises(AssertionError, match="computes a token that is not known"):
+        runner.run(BatchPlan(StepId(1), (), (), (0,), (0,), (1,), (1,)))
+
+
+def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minisgl_backend.attention.torch_backend import TorchAttention
+
+    seen: set[tuple[bool, bool, bool]] = set()
+    original = TorchAttention.begin
+
+    def watch(self: TorchAttention, rows: Any) -> Any:
+        step = original(self, rows)
+        fresh = any(chunk.table is None for chunk in step.chunks)
+        prefixed = any(chunk.table is not None for chunk in step.chunks)
+        seen.add((fresh, prefixed, bool(step.groups)))
+        return step
+
+    monkeypatch.setattr(TorchAttention, "begin", watch)
+    build(folder).warm_up()
+    assert seen == {(True, False, False), (True, True, False), (False, True, True), (False, False, True)}
+
+
+def test_warm_up_comes_before_the_first_plan(folder: Path) -> None:
+    runner = build(folder)
+    runner.run(empty(1))
+    with pytest.raises(AssertionError, match="warm-up after the first plan"):
+        runner.warm_up()
+
+
+@pytest.mark.parametrize(
+    ("plan", "fault"),
+    [
+        (first_step(pages=0), "ends beyond its slot's pages"),
+        (first_step(length=4), "computes a token that is not known"),
+        (first_step(length=0), "a row without tokens"),
+        (first_step(slots=(0, 0)), "a slot in two rows"),
+    ],
+)
+def test_a_plan_that_breaks_a_promise_is_an_assertion(plan: BatchPlan, fault: str, folder: Path) -> None:
+    with pytest.raises(AssertionError, match=fault):
+        build(folder).run(plan)
+
+
+def test_a_step_that_samples_nothing_answers_with_nothing(folder: Path) -> None:
+    plan = msgspec.structs.replace(first_step(length=2), row_samples=(0,))
+    assert build(folder).run(plan).tokens == ()
+
+
+def test_a_sequence_may_fill_its_context_to_the_last_token(folder: Path) -> None:
+    runner = build(folder, context_tokens=20)
+    (answer,) = generate(runner.run, Planner(16, runner.num_pages), [[4] * 15], 6)  # the last is token 21: not stored
+    longer = build(folder, context_tokens=64)
+    assert generate(longer.run, Planner(16, longer.num_pages), [[4] * 15], 6) == [answer]
+
+
+def test_the_pool_holds_every_slot_at_its_context_when_memory_allows(folder: Path) -> None:
+    assert build(folder, context_tokens=100).num_pages == 4 * 7
+
+
+def test_kv_bytes_are_taken_as_given(folder: Path) -> None:
+    assert build(folder, kv_bytes=3 * PAGE_BYTES + 7).num_pages == 3
+
+
+def test_kv_bytes_below_one_page_or_beyond_the_memory_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=rf"at least one page of {PAGE_BYTES:,} bytes, but setting 'kv_bytes' = 100 "):
+        build(folder, kv_bytes=100)
+    monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda self: 10 * PAGE_BYTES)
+    with pytest.raises(ConfigError, match=r"'kv_bytes' is .*, but cpu .* has .* bytes free"):
+        build(folder, kv_bytes=11 * PAGE_BYTES)
+
+
+def test_no_room_for_one_page_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda self: PAGE_BYTES)
+    with pytest.raises(ConfigError, match=r"the free memory of cpu .* leaves"):
+        build(folder)
+
+
+def test_the_build_says_what_it_does(folder: Path) -> None:
+    lines: list[str] = []
+    build_runner(resolve_config({"device": "cpu", "dtype": "bf16", "threads": 1}), folder, 0, lines.append)
+    assert lines[0].startswith("loading weights on cpu (") and lines[0].endswith(" in bfloat16")
+    assert "KV pages of 16 tokens" in lines[1]
+
+
+def test_threads_are_set_from_the_settings(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        build(folder, threads=3)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_another_rank_and_a_wrong_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rank 1: this version runs one rank"):
+        build_runner(resolve_config({"device": "cpu"}), folder, 1)
+    with pytest.raises(ModelUnsupported, match="no config"):
+        build(tmp_path)
+
+
+def test_no_result_carries_a_gradient_or_keeps_a_graph(folder: Path) -> None:
+    runner = build(folder)
+    with torch.enable_grad():
+        generate(runner.run, Planner(16, runner.num_pages), PROMPTS, 3)
+    assert not runner._slots._tokens.requires_grad and runner._slots._tokens.is_inference()  # type: ignore[attr-defined]
+
+
+def test_a_slot_takes_the_sampling_of_its_present_life(folder: Path) -> None:
+    runner = build(folder)
+    planner = Planner(16, runner.num_pages)
+    hot = Sampling(temperature=50.0, top_k=0, top_p=1.0, seed=3, sample_index=0)
+    greedy = generate(runner.run, planner, [[7, 8]], 6)
+    sampled = generate(runner.run, planner, [[7, 8]], 6, samplings=[hot])
+    assert sampled != greedy
+    assert generate(runner.run, planner, [[7, 8]], 6) == greedy
