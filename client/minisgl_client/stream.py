@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from tritonclient import grpc
 
 
-def stream_text(url: str, prompt: str, *, model: str = "minisgl", **parameters: Any) -> Iterator[str]:
+def stream_text(url: str, prompt: str, *, model: str = "minisgl", **parameters: Any) -> Generator[str, None, None]:
     """Yields the pieces of the answer as they come; joined they are its text, without the prompt.
 
     url: "host:port" of the server's gRPC. parameters: sampling parameters, such as max_tokens=32, temperature=0.7.

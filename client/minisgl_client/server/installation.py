@@ -55,9 +55,10 @@ class Installation:
         files = [self.binary]
         if self.package is not None:
             files += [self.package / "backends" / "python" / _BACKEND_FILES[0], self.stub()]
-        if shutil.which("ldd") is None:
+        ldd = shutil.which("ldd", path=environment.get("PATH"))
+        if ldd is None:
             return []
-        listing = subprocess.run(["ldd", *map(str, files)], env=dict(environment), capture_output=True, text=True)
+        listing = subprocess.run([ldd, *map(str, files)], env=dict(environment), capture_output=True, text=True)
         missing = (line.split()[0] for line in listing.stdout.splitlines() if line.endswith("=> not found"))
         return list(dict.fromkeys(missing))
 

@@ -99,5 +99,6 @@ class ServerProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._on_line(line.rstrip("\n"))
+        with self._process.stdout as lines:
+            for line in lines:
+                self._on_line(line.rstrip("\n"))

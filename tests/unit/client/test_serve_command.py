@@ -1,0 +1,203 @@
+"""`minisgl serve` against a fake tritonserver on the PATH: settings, readiness, sentences, exit codes, the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fakes.llama_cpp
+import pytest
+
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
+from minisgl_client.cli import build_parser, main
+from minisgl_client.commands.serve import greeting, prepare_model, settings_of
+from minisgl_client.stages import Stages
+
+FREE = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+FAKE = ("--set", "device=fake")
+
+
+def repository(folder: Path, settings: str = "{}") -> Path:
+    (folder / "minisgl" / "1").mkdir(parents=True)
+    (folder / "minisgl" / "config.pbtxt").touch()
+    (folder / "minisgl" / "1" / "model.json").write_text(settings)
+    return folder
+
+
+@contextmanager
+def serving(tmp_path: Path, *arguments: str, behaviour: str = "ready") -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, with the fake server first on its PATH and its own temporary folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "bin" / "tritonserver").symlink_to(Path(fakes.llama_cpp.__file__).with_name("tritonserver"))
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path / "tmp"),
+        "MINISGL_RUNTIME_DIR": str(tmp_path / "run"),
+        "MINISGL_CACHE": str(tmp_path / "cache"),
+        "FAKE_TRITON": behaviour,
+    }
+    command = [sys.executable, "-c", "import sys; from minisgl_client.cli import main; sys.exit(main())", "serve"]
+    with subprocess.Popen(
+        [*command, *FREE, *arguments], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(process: subprocess.Popen[str], beginning: str) -> list[str]:
+    """Lines of stdout up to the one that begins so."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    while not lines or not lines[-1].strip().startswith(beginning):
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        lines.append(line)
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_ready_server_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, *FAKE, "--model", "any", "--dtype", "fp32", "--set", "page_size=8") as process:
+        lines = "".join(until(process, sys.executable))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert re.search(r"HTTP +http://127\.0\.0\.1:\d+\n", lines)
+    assert re.search(r"metrics +http://127\.0\.0\.1:\d+/metrics\n", lines)
+    given = re.search(r"settings (\{.*\})", errors)
+    assert given and json.loads(given[1]) == {"device": "fake", "page_size": 8, "model": "any", "dtype": "fp32"}
+    assert "load     loading weights" in errors
+    assert list((tmp_path / "tmp").iterdir()) == []
+    server = re.search(r"18:18:04\.536266 (\d+) ", errors)
+    assert server and not Path(f"/proc/{server[1]}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("behaviour", "sentence"),
+    [
+        ("fails", "minisgl: the weights are pickled"),
+        ("silent", "minisgl: tritonserver ended with code 3; its last lines are above"),
+        ("dies", "minisgl: tritonserver ended with code 7; its last lines are above"),
+    ],
+)
+def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
+    tmp_path: Path, behaviour: str, sentence: str
+) -> None:
+    with serving(tmp_path, *FAKE, behaviour=behaviour) as process:
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == sentence
+    assert "Traceback" not in errors
+    assert ("a last word" in errors) == (behaviour == "silent")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--set", "page_sise=8"), 2, "unknown setting 'page_sise'; did you mean 'page_size'?"),
+        (("--set", "page_size=0"), 2, "setting 'page_size' must be from 1 to 1024, got 0"),
+        (("--set", "page_size"), 2, "--set takes key=value, got 'page_size'"),
+        (("--set", "context_tokens=9000", "--model", "MODEL"), 2, "setting 'context_tokens' is 9000"),
+        (("--model", "/no/such/model"), 3, "model folder '/no/such/model' does not exist"),
+        (("--model", "EMPTY"), 3, "holds no config.json"),
+        (("--model", "GPT2"), 4, "architecture 'GPT2LMHeadModel' is not supported; supported are: LlamaForCausalLM"),
+        (("--model-repository", "EMPTY"), 1, "does not hold the model 'minisgl'"),
+        (("--host", "192.0.2.1"), 1, "--host '192.0.2.1' is no address of this machine"),
+    ],
+)
+def test_what_can_not_work_is_one_sentence_and_an_exit_code(
+    arguments: tuple[str, ...], code: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama = {"architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
+    llama |= {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 512}
+    for name, config in (("MODEL", llama), ("GPT2", {"architectures": ["GPT2LMHeadModel"]}), ("EMPTY", None)):
+        (tmp_path / name).mkdir()
+        if config:
+            (tmp_path / name / "config.json").write_text(json.dumps(config))
+    known = {"MODEL", "GPT2", "EMPTY"}
+    given = [str(tmp_path / argument) if argument in known else argument for argument in arguments]
+    assert main(["serve", *FREE, *given]) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("minisgl: ")
+    assert sentence in last
+
+
+def test_a_port_that_is_no_port_is_refused_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["serve", "--http-port", "70000"])
+    assert caught.value.code == 2
+    assert "a port is a number from 0 to 65535, got '70000'" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_answered_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks_tqdm(arguments: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("No module named 'tqdm'", name="tqdm")
+
+    monkeypatch.setattr("minisgl_client.commands.fetch.run", lacks_tqdm)
+    assert main(["fetch", "smollm2"]) == 1
+    assert "'tqdm' is missing: pip install 'minisgl-triton[server]'" in capsys.readouterr().err
+
+
+def arguments_of(*arguments: str) -> argparse.Namespace:
+    return build_parser().parse_args(["serve", *arguments])
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_repository(tmp_path: Path) -> None:
+    place = repository(tmp_path, '{"model": "a/b", "page_size": 8, "queue_limit": 3}')
+    environment = {"MINISGL_SETTINGS": '{"page_size": 32, "dtype": "bf16", "max_running": 5}'}
+    given = settings_of(arguments_of("--dtype", "fp32", "--set", "max_running=6"), place, environment)
+    assert given == {"page_size": 32, "dtype": "fp32", "max_running": 6}
+
+
+def test_a_wrong_setting_of_the_repository_is_refused_before_the_server_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'page_size'"):
+        settings_of(arguments_of(), repository(tmp_path, '{"pagesize": 8}'), {})
+
+
+def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "config.json").open("w") as file:
+        config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
+        json.dump(config | {"num_hidden_layers": 1, "num_attention_heads": 4}, file)
+    monkeypatch.chdir(tmp_path.parent)
+    assert prepare_model(EngineConfig(model=tmp_path.name), Stages()) == str(tmp_path)
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "x.py"}}')
+    with pytest.raises(ModelUnsupported, match="auto_map"):
+        prepare_model(EngineConfig(model=tmp_path.name), Stages())
+    with pytest.raises(ModelNotFound):
+        prepare_model(EngineConfig(model="./elsewhere"), Stages())
+
+
+@pytest.mark.parametrize(
+    ("host", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("10.1.2.3", "10.1.2.3")]
+)
+def test_the_greeting_names_addresses_that_can_be_connected_to(host: str, address: str) -> None:
+    text = greeting("1.0 s", host, {"--http-port": 1, "--grpc-port": 2, "--metrics-port": 3})
+    assert f"http://{address}:1/v2/models/minisgl/generate_stream" in text
+    assert f"stream_text('{address}:2'" in text
+    assert f"http://{address}:3/metrics" in text
+
+
+def test_the_python_line_of_the_greeting_is_python() -> None:
+    text = greeting("1.0 s", "127.0.0.1", {"--http-port": 1, "--grpc-port": 2, "--metrics-port": 3})
+    line = re.search(r'-c "(.*)"', text)
+    assert line
+    compile(line[1], "greeting", "exec")
