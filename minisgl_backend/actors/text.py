@@ -43,7 +43,7 @@ from minisgl_backend.messages.client import (
     Stats,
     Welcome,
 )
-from minisgl_backend.messages.engine import Abort, EndReason, Gauges, Probe, Progress, Sequence, TextToScheduler
+from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, Sequence, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import locate_model
@@ -212,19 +212,10 @@ class TextActor:
             entry.record.on_token(token)
             self._touched[id] = None
         for ended in progress.ended:
-            self._on_ended(ended.id, ended.reason)
-
-    def _on_ended(self, id: SequenceId, reason: EndReason) -> None:
-        entry = self._open.get(id)
-        if entry is None or entry.record is None:
-            return
-        if reason is EndReason.FAILED:
-            self._end(id, Status.INTERNAL, "the model gave no usable token for this request")
-        elif reason is EndReason.ABORT:  # we did not ask for it
-            self._end(id, Status.INTERNAL, "the request was aborted by the engine")
-        else:
-            entry.record.on_end(reason)
-            self._touched[id] = None
+            entry = self._open.get(ended.id)
+            if entry is not None and entry.record is not None:
+                entry.record.on_end(ended.reason)
+                self._touched[ended.id] = None
 
     def _flush(self) -> None:
         """Sends what the records have to say: one message per holder."""

@@ -11,12 +11,12 @@ Tokens pile up until `take_output` is called; one call turns them into one outpu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from minisgl_backend.errors import RequestCancelled, RequestError, SequenceFailed
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output
-from minisgl_backend.messages.engine import EndReason, Progress
-from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.messages.engine import EndReason
+from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
 from minisgl_backend.text.request import Accepted
@@ -125,23 +125,3 @@ class Record:
         """A stop token ends the sequence, so it can only be the last; it counts, but is not shown."""
         stopped = bool(tokens) and tokens[-1] in self._stops
         return self._detokenizer.push(tokens[:-1] if stopped else tokens)
-
-
-def advance(records: Mapping[SequenceId, Record], progress: Progress) -> list[Record]:
-    """Feeds the columns of one Progress to their records.
-
-    Returns the records that have something new, each once, in plan order; call take_output on each. Sequences without
-    a record (cancelled, already answered) are passed over.
-    """
-    touched: dict[SequenceId, Record] = {}
-    for sequence_id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
-        record = records.get(sequence_id)
-        if record is not None:
-            record.on_token(token)
-            touched[sequence_id] = record
-    for ended in progress.ended:
-        record = records.get(ended.id)
-        if record is not None:
-            record.on_end(ended.reason)
-            touched[ended.id] = record
-    return list(touched.values())

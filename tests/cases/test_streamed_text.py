@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
-
 from fakes.tokenizers import ids_of_bytes
+
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, Request
-from minisgl_backend.messages.engine import Ended, EndReason, Progress
+from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId, SequenceId
-from minisgl_backend.text.record import Record, advance
+from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import RequestLimits, validate_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -96,13 +96,15 @@ def test_dt_06_bytes_that_are_never_valid_spoil_only_their_own_answer(tokenizer:
     records = {i: record(tokenizer) for i in scripts}
     texts = dict.fromkeys(scripts, "")
     for step in range(max(map(len, scripts.values()))):
-        rows = [(i, script[step]) for i, script in scripts.items() if step < len(script)]
-        over = tuple(Ended(i, EndReason.LENGTH) for i, script in scripts.items() if step == len(script) - 1)
-        progress = Progress(tuple(i for i, _ in rows), tuple(token for _, token in rows), over)
-        for changed in advance(records, progress):
-            output = changed.take_output()
+        for i, script in scripts.items():
+            if step >= len(script):
+                continue
+            records[i].on_token(script[step])
+            if step == len(script) - 1:
+                records[i].on_end(EndReason.LENGTH)
+            output = records[i].take_output()
             assert isinstance(output, Chunk | Finished)
-            texts[next(i for i, r in records.items() if r is changed)] += output.text
+            texts[i] += output.text
     assert texts.pop(SequenceId(2)) == bytes.fromhex("80BF80E441F080").decode("utf-8", "replace")
     assert len(set(texts.values())) == 1
     assert all(r.closed for r in records.values())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-
 from fakes.tokenizers import ids_of_bytes
+
 from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request
-from minisgl_backend.messages.engine import Ended, EndReason, Progress
-from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.messages.engine import EndReason
+from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
-from minisgl_backend.text.record import Record, advance
+from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import RequestLimits, validate_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -125,23 +125,3 @@ def test_a_finished_answer_can_not_fail_any_more(byte_level: Tokenizer) -> None:
     r.on_token(5)
     r.on_tokens([5, 5])
     assert r.take_output() == Finished(ID, "", b"", FinishReason.LENGTH, 4, 0)
-
-
-def test_progress_reaches_its_records_in_plan_order(byte_level: Tokenizer) -> None:
-    first, second, third = (record(byte_level, stream=True) for _ in range(3))
-    records = {SequenceId(1): first, SequenceId(2): second, SequenceId(3): third}
-    a, b = ids_of_bytes(byte_level, b"ab")
-    progress = Progress(
-        sequence_ids=(SequenceId(3), SequenceId(99), SequenceId(1), SequenceId(3)),
-        tokens=(a, a, b, b),
-        ended=(
-            Ended(SequenceId(1), EndReason.LENGTH),
-            Ended(SequenceId(2), EndReason.ABORT),
-            Ended(SequenceId(98), EndReason.STOP),
-        ),
-    )
-    assert advance(records, progress) == [third, first, second]
-    assert third.take_output() == Chunk(ID, "ab", pack_tokens([a, b]))
-    end = first.take_output()
-    assert isinstance(end, Finished) and end.text == "b"
-    assert isinstance(second.take_output(), Failed)
