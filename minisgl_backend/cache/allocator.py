@@ -52,6 +52,14 @@ class PageAllocator:
         self._move(taken, FREE, SEQUENCE)
         return taken
 
+    def take_one(self) -> int:
+        """`take(1)` without an array: a decoding sequence's next page."""
+        assert self._free, "a page wanted, none free"
+        page = self._free.pop()
+        assert self._owner[page] == FREE, f"page {page} was free, but belongs to {_NAMES[self._owner[page]]}"
+        self._owner[page] = SEQUENCE
+        return page
+
     def release(self, pages: array[int], tag: StepId) -> None:
         """A sequence gives `pages` (read, not kept) back; `tag` is the last step that names it."""
         if self._quarantine.is_over(tag):

@@ -186,7 +186,7 @@ class Scheduler:
             if start == state.room_tokens:
                 if start == state.stored_tokens:
                     continue  # all its tokens are planned; the last of them are in flight
-                self._grant(draft, state, 1)
+                self._grant_one(draft, state)
             slots.append(state.slot)
             starts.append(start)
             sampled.append(state)
@@ -237,6 +237,13 @@ class Scheduler:
         self._reserve.granted(count)
         state.append_pages(pages, self._limits.page_size)
         draft.grants.append(PageGrant(state.slot, tuple(pages)))
+
+    def _grant_one(self, draft: StepDraft, state: SequenceState) -> None:
+        """`_grant` of one page, in a third of the time: with pages of one token it is every row's."""
+        page = self._pages.take_one()
+        self._reserve.granted(1)
+        state.append_page(page, self._limits.page_size)
+        draft.grants.append(PageGrant(state.slot, (page,)))
 
     # ── the one way out ──────────────────────────────────────────────────────────────────────────────────────────
 

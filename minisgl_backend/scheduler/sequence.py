@@ -83,6 +83,12 @@ class SequenceState:
         self.pages.extend(pages)
         self.room_tokens = min(len(self.pages) * page_size, self.stored_tokens)
 
+    def append_page(self, page: int, page_size: int) -> None:
+        """For a sequence that has filled its pages, and needs one more."""
+        self.pages.append(page)
+        room = self.room_tokens + page_size
+        self.room_tokens = room if room < self.stored_tokens else self.stored_tokens
+
     def check(self, page_size: int) -> None:
         """Proves that the counts fit together and to the phase."""
         name = f"sequence {self.id} ({self.phase.value})"

@@ -14,7 +14,7 @@ from fakes.fake_worker import FAILING_SEED, VOCABULARY
 from fakes.scheduler_bench import SchedulerBench
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import GREEDY, Sampling
@@ -93,6 +93,7 @@ class Lives(RuleBasedStateMachine):
             self.bench.finish()
 
 
-TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=settings.default.max_examples // 3)  # an example is some twenty lives
-TestLives.pytestmark = [pytest.mark.slow]
+@pytest.mark.slow
+def test_whatever_happens_each_sequence_gets_its_solo_answer_once_and_everything_comes_back() -> None:
+    some = settings()
+    run_state_machine_as_test(Lives, settings=settings(some, max_examples=some.max_examples // 3))  # twenty lives each

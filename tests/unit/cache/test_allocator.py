@@ -39,6 +39,9 @@ def test_more_pages_than_are_free_can_not_be_taken() -> None:
         pages.take(2)
     with pytest.raises(AssertionError, match="0 pages wanted"):
         pages.take(0)
+    pages.take_one()
+    with pytest.raises(AssertionError, match="a page wanted, none free"):
+        pages.take_one()
 
 
 @pytest.mark.parametrize("tag", [0, 1])

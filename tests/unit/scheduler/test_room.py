@@ -6,6 +6,7 @@ import pytest
 from fakes.scheduler_bench import SchedulerBench
 
 from minisgl_backend.messages.engine import EndReason
+from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.scheduler.limits import Limits
 
 
@@ -21,7 +22,7 @@ def bench(
     return SchedulerBench(Limits(max_running, budget, page_size, num_pages, context_tokens))
 
 
-def outcome(engine: SchedulerBench, id: int) -> tuple[int, EndReason | None]:
+def outcome(engine: SchedulerBench, id: SequenceId) -> tuple[int, EndReason | None]:
     life = engine.lives[id]
     return len(life.tokens), life.ended
 

@@ -7,7 +7,8 @@ from fakes.fake_worker import FAILING_SEED, solo_run
 from fakes.scheduler_bench import SchedulerBench
 
 from minisgl_backend.messages.engine import Ended, EndReason
-from minisgl_backend.messages.plan import NO_TOKEN, StepResult
+from minisgl_backend.messages.ids import StepId
+from minisgl_backend.messages.plan import NO_TOKEN, BatchPlan, StepResult
 from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.scheduler.limits import Limits
 
@@ -119,13 +120,20 @@ def test_nothing_is_planned_while_a_step_is_in_flight() -> None:
     engine.add([1, 2], 3)
     assert engine.plan() is not None
     engine.add([3, 4], 3)
-    assert engine.scheduler.in_flight
     assert engine.plan() is None
     engine.apply()
-    assert not engine.scheduler.in_flight
     assert engine.plan() is not None
     engine.apply()
     engine.finish()
+
+
+def test_a_step_is_in_flight_from_plan_to_apply_and_work_is_there_until_the_last_end() -> None:
+    engine = bench()
+    seen = [(engine.scheduler.in_flight, engine.scheduler.has_work)]
+    for act in (lambda: engine.add([1, 2], 1), engine.plan, engine.apply):
+        act()
+        seen.append((engine.scheduler.in_flight, engine.scheduler.has_work))
+    assert seen == [(False, False), (False, True), (True, True), (False, False)]
 
 
 def test_a_plan_of_nothing_has_no_number() -> None:
@@ -144,7 +152,7 @@ def test_a_result_of_another_step_is_a_bug_that_is_noticed() -> None:
     engine.add([1], 2)
     assert engine.plan() is not None
     with pytest.raises(AssertionError, match="result of step 2, expected 1"):
-        engine.scheduler.apply(StepResult(2, (3,)))
+        engine.scheduler.apply(StepResult(StepId(2), (3,)))
 
 
 def test_a_result_with_a_token_too_few_is_a_bug_that_is_noticed() -> None:
@@ -153,11 +161,11 @@ def test_a_result_with_a_token_too_few_is_a_bug_that_is_noticed() -> None:
     engine.add([2], 2)
     assert engine.plan() is not None
     with pytest.raises(AssertionError, match="step 1: 1 tokens for 2 rows"):
-        engine.scheduler.apply(StepResult(1, (3,)))
+        engine.scheduler.apply(StepResult(StepId(1), (3,)))
 
 
 def test_the_same_arrivals_give_the_same_plans() -> None:
-    def plans() -> list[object]:
+    def plans() -> list[BatchPlan]:
         engine = bench()
         for number in range(9):
             engine.add([number] * (3 * number + 1), number + 1)
