@@ -152,8 +152,8 @@ def greeting(seconds: str, host: str, ports: Mapping[str, int]) -> str:
     address = reachable_host(host)
     address = f"[{address}]" if ":" in address else address
     http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
-    body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32})
-    stream = f"stream_text('{grpc}', 'The capital of France is', max_tokens=32)"
+    body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
+    stream = f"stream_text('{grpc}', 'The capital of France is', max_tokens=32, temperature=0)"
     python = f"from minisgl_client.stream import stream_text; [print(t, end='', flush=True) for t in {stream}]"
     return f"""
 ready after {seconds}
