@@ -7,7 +7,7 @@ carries FINAL: without it the client hangs and the model can not be unloaded; a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,10 @@ from minisgl_backend.serving.triton import ResponseSender, TritonStub
 
 NOT_FINISHED = "None"
 """The `finish_reason` of every response of a stream but the last."""
+
+LARGE_CHARS = 65_536
+"""A longer last text goes out ahead of FINAL. The stub closes a sender before it copies the response to shared memory:
+a last response that finds no room there would take FINAL with it."""
 
 _CODES = {
     Status.INVALID_ARGUMENT: "INVALID_ARG",
@@ -32,6 +36,7 @@ class Reply:
     """Owns one response sender. Used by one thread at a time (see ResponseSender); the owner hands it over whole.
 
     A streamed answer is one response per call of `give` that brings text; any other answer is one response in all.
+    FINAL travels on the last of them, after a long one by itself.
     """
 
     def __init__(self, stub: TritonStub, sender: ResponseSender, stream: bool) -> None:
@@ -78,13 +83,20 @@ class Reply:
             self._held += output.text
         elif isinstance(output, Finished):
             text, self._held = self._held + output.text, ""
-            self._end(self._piece, text, output.reason.value)
+            self._finish(text, output.reason.value)
         elif isinstance(output, Failed):
             self.fail(output.status, output.message)
 
-    def _end(self, build: Any, *arguments: Any) -> None:
+    def _finish(self, text: str, reason: str) -> None:
+        if len(text) > LARGE_CHARS:
+            self._sender.send(self._piece(text, reason))
+            self._end(_nothing)
+        else:
+            self._end(self._piece, text, reason)
+
+    def _end(self, build: Callable[..., Any], *arguments: Any) -> None:
         """Sends FINAL with the response `build` makes, or else with an error. Marked ended before the first attempt:
-        after an exception nobody knows whether FINAL went out, and Triton itself refuses it the second time.
+        after an exception nobody knows whether FINAL went out, and where it did Triton refuses it the second time.
         """
         self._ended = True
         attempts = ((build, arguments), (self._error, (Status.INTERNAL, "the answer could not be sent")))
@@ -109,6 +121,10 @@ class Reply:
 
     def _log(self, line: str) -> None:
         self._stub.Logger.log_error(f"minisgl: {line}")
+
+
+def _nothing() -> None:
+    """FINAL alone is no response to the client."""
 
 
 def _one(value: bytes) -> Any:

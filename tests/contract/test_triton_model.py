@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,25 +136,46 @@ def test_parameters_in_both_places_must_agree(rig: Rig) -> None:
     assert "max_tokens" in str(refused.answers[0].error)
 
 
-def test_finalize_lets_answers_in_flight_end(rig: Rig) -> None:
-    sender = rig.ask(stream=True)
-    (asked,) = rig.link.requests
-    sender.hold()
-    rig.link.answer(finished(asked.id, "whole"))
-    sender.wait_blocked()
-    rig.link.on_close = lambda: rig.link.answer(failed(asked.id, Status.CANCELLED, "too early"))
-    sender.release()
-    rig.finalize()
-    assert sender.answers == [Answer("whole", "stop", None, None, True)]
-    assert rig.link.closed == 1
+class WatchedOutbox(Outbox):
+    """Tells when somebody waits for its replies to end."""
+
+    waited_for: threading.Event
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        self.waited_for.set()
+        return super().wait_idle(timeout_s)
+
+
+def opened(outbox: Outbox, stub: FakeStub, drain_s: float) -> tuple[FakeLink, Bridge]:
+    link = FakeLink()
+    link.open(EngineConfig(), outbox.post, None, print)
+    outbox.start(link.cancel)
+    return link, Bridge(stub, link, outbox, drain_s)
+
+
+def test_closing_lets_answers_in_flight_end_before_it_closes_the_link() -> None:
+    stub = FakeStub()
+    outbox = WatchedOutbox(stub.Logger)
+    outbox.waited_for = threading.Event()
+    link, bridge = opened(outbox, stub, drain_s=5.0)
+    asked = request(stub, stream=True)
+    bridge.execute([asked])
+    finals_at_close: list[int] = []
+    link.on_close = lambda: finals_at_close.append(asked.sender.finals)
+    closing = threading.Thread(target=bridge.close)
+    closing.start()
+    assert outbox.waited_for.wait(5.0)
+    link.answer(chunk(1, "who"))
+    link.answer(finished(1, "le"))
+    closing.join()
+    assert asked.sender.text == "whole"
+    assert finals_at_close == [1]
+    assert not stub.violations
 
 
 def test_closing_fails_what_does_not_end_in_time() -> None:
-    stub, link = FakeStub(), FakeLink()
-    outbox = Outbox(stub.Logger)
-    link.open(EngineConfig(), outbox.post, None, print)
-    outbox.start(link.cancel)
-    bridge = Bridge(stub, link, outbox, drain_s=0.0)
+    stub = FakeStub()
+    link, bridge = opened(Outbox(stub.Logger), stub, drain_s=0.0)
     silent, answered = request(stub), request(stub)
     bridge.execute([silent, answered])
     link.on_close = lambda: link.answer(failed(link.requests[1].id, Status.CANCELLED, "closing"))

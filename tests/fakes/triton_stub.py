@@ -110,8 +110,10 @@ class FakeSender:
         self.finals = 0
         self.polls = 0
         self.cancelled = False
-        self.refuse_next = 0  # this many sends raise, before anything is sent
+        self.refuse_next = 0  # this many sends raise, and nothing is sent
+        self.room_chars: int | None = None  # of shared memory: a longer text raises, and nothing is sent
         self.on_poll: Any = None  # called with no arguments when asked is_cancelled
+        self._closed = False
         self._held = False
         self._blocked = False
 
@@ -121,7 +123,9 @@ class FakeSender:
         with self._one_thread("send"):
             if self.finals:
                 self._violation("send after FINAL")
+            if self._closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._closed = flags == FINAL  # as the stub: before the response is copied, which may fail
             with self._changed:
                 self._blocked = self._held
                 self._changed.notify_all()
@@ -131,6 +135,8 @@ class FakeSender:
                 self.refuse_next -= 1
                 raise TritonModelException("Failed to increase the shared memory pool size")
             answer = self._read(response, flags == FINAL)
+            if self.room_chars is not None and len(answer.text or "") > self.room_chars:
+                raise TritonModelException("Failed to increase the shared memory pool size")
             with self._changed:
                 self.answers.append(answer)
                 self.finals += answer.final

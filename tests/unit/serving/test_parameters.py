@@ -35,7 +35,7 @@ def test_options_of_ours_are_understood_as_parameters(value: object, read: bool)
 
 @pytest.mark.parametrize("value", [1, "yes", 0.5])
 def test_an_option_that_is_no_boolean_is_refused_by_name(value: object) -> None:
-    with pytest.raises(InvalidRequest, match="^exclude_input_in_output: must be true or false"):
+    with pytest.raises(InvalidRequest, match=r"^exclude_input_in_output: must be true or false"):
         read_parameters(json.dumps({"exclude_input_in_output": value}))
 
 
@@ -62,13 +62,13 @@ def test_deadlines_and_priorities_without_effect_are_refused_and_their_zero_is_n
 
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "sequence_end"])
 def test_sequences_are_refused(key: str) -> None:
-    with pytest.raises(UnsupportedFeature, match="^sequence_id: "):
+    with pytest.raises(UnsupportedFeature, match=r"^sequence_id: "):
         read_parameters(json.dumps({key: 1}))
 
 
 @pytest.mark.parametrize("raw", ["{", "[]", "3", '{"a":}', "[" * 100_000])
 def test_what_is_no_json_object_is_refused(raw: str) -> None:
-    with pytest.raises(InvalidRequest, match="^parameters: "):
+    with pytest.raises(InvalidRequest, match=r"^parameters: "):
         read_parameters(raw)
 
 
@@ -94,13 +94,13 @@ def test_the_same_value_in_both_places_is_accepted_however_it_is_written(tensor:
 
 
 def test_different_values_in_both_places_are_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="^max_tokens: "):
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: "):
         merge_sampling(b'{"max_tokens":5}', {"max_tokens": 6})
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[1]", b"\xff\xfe", b'"x"'])
 def test_a_tensor_that_is_no_json_object_is_refused_when_it_must_be_read(raw: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="^sampling_parameters: "):
+    with pytest.raises(InvalidRequest, match=r"^sampling_parameters: "):
         merge_sampling(raw, {"temperature": 1})
 
 
@@ -115,5 +115,5 @@ def test_an_option_comes_from_where_it_is_given(
 
 
 def test_an_option_with_two_values_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="^stream: "):
+    with pytest.raises(InvalidRequest, match=r"^stream: "):
         merge_option("stream", False, {"stream": True})

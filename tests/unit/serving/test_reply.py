@@ -8,7 +8,7 @@ from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
 
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
-from minisgl_backend.serving.reply import Reply
+from minisgl_backend.serving.reply import LARGE_CHARS, Reply
 
 
 def make(stream: bool = True) -> tuple[FakeStub, FakeSender, Reply]:
@@ -117,19 +117,35 @@ def test_a_last_response_that_can_not_be_built_becomes_an_error_with_final() -> 
     assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_send_that_raises_becomes_an_error_with_final(last: bool) -> None:
+def test_a_send_that_raises_becomes_an_error_with_final() -> None:
     stub, sender, reply = make()
     sender.refuse_next = 1
-    reply.give([finished(1, "x") if last else chunk(1, "x")])
+    reply.give([chunk(1, "x")])
     assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
     assert reply.ended
     assert not stub.violations
 
 
-def test_when_triton_takes_nothing_the_reply_gives_up_and_says_so_in_the_log() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_answer_without_room_in_shared_memory_becomes_an_error_with_final(stream: bool) -> None:
+    """The stub closes the sender before it copies: FINAL on that response would be lost, and the client hang."""
+    stub, sender, reply = make(stream)
+    sender.room_chars = LARGE_CHARS
+    reply.give([finished(1, "x" * (LARGE_CHARS + 1))])
+    assert [(answer.code, answer.final) for answer in sender.answers] == [(TritonError.INTERNAL, True)]
+    assert not stub.violations
+
+
+def test_a_long_answer_is_one_response_and_final_by_itself() -> None:
+    _, sender, reply = make(stream=False)
+    text = "x" * (LARGE_CHARS + 1)
+    reply.give([finished(1, text)])
+    assert sender.answers == [Answer(text, "stop", None, None, False), Answer(None, None, None, None, True)]
+
+
+def test_when_triton_refuses_final_the_reply_gives_up_and_says_so_in_the_log() -> None:
     stub, sender, reply = make()
-    sender.refuse_next = 9
+    sender.refuse_next = 1
     reply.give([finished(1, "x")])
     assert reply.ended
     assert sender.finals == 0

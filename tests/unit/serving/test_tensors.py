@@ -37,7 +37,7 @@ def test_bytes_arrive_exactly_in_any_shape_of_one_element(prompt: bytes, shape: 
 
 def test_a_python_string_in_a_tensor_is_taken_as_utf8() -> None:
     assert read("é").text_input == "é".encode()
-    with pytest.raises(InvalidRequest, match="^text_input: is not valid UTF-8"):
+    with pytest.raises(InvalidRequest, match=r"^text_input: is not valid UTF-8"):
         read("\ud83d")
 
 
@@ -66,12 +66,12 @@ def test_a_wrong_type_or_shape_is_refused_by_name(name: str, array: Any) -> None
 
 
 def test_a_missing_prompt_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="^text_input: is missing"):
+    with pytest.raises(InvalidRequest, match=r"^text_input: is missing"):
         read(tensors={"text_input": None})
 
 
 def test_an_input_that_the_model_does_not_declare_is_refused() -> None:
-    with pytest.raises(UnsupportedFeature, match="^image: "):
+    with pytest.raises(UnsupportedFeature, match=r"^image: "):
         read(tensors={"image": strings(b"...")})
 
 
