@@ -5,6 +5,8 @@ One more page than the scheduler knows of is held here, the scratch page: warm-u
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +32,7 @@ class KvShape:
 class PagedKvPool:
     """Owns k and v, each [num_layers, num_pages + 1, page_size, num_kv_heads, head_dim], zeroed.
 
-    On a CPU the zeroed memory is only taken from the system page by page as it is first written.
+    On a CPU the memory is only taken from the system as pages are first written.
     """
 
     def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device) -> None:
@@ -38,9 +40,17 @@ class PagedKvPool:
         self.page_size = page_size
         self.scratch_page = num_pages
         dims = (shape.num_layers, num_pages + 1, page_size, shape.num_kv_heads, shape.head_dim)
-        self._k = torch.zeros(dims, dtype=shape.dtype, device=device)
-        self._v = torch.zeros(dims, dtype=shape.dtype, device=device)
+        self._k = _zeros(dims, shape.dtype, device)
+        self._v = _zeros(dims, shape.dtype, device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Views of one layer's keys and values, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self._k[index], self._v[index]
+
+
+def _zeros(dims: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros. On a CPU over an anonymous map, since torch.zeros would touch every byte at once."""
+    if device.type != "cpu":
+        return torch.zeros(dims, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(dims) * dtype.itemsize)  # kept alive by the tensor
+    return torch.frombuffer(memory, dtype=dtype).view(dims)

@@ -46,7 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # 8 bits, 28 layers deep, and the largest of millions of errors lies far beyond their root mean square.
 TOLERANCES = {
     torch.float32: {"rms": 2e-4, "max": 5e-3},
-    torch.bfloat16: {"rms": 4e-2, "max": 4e-1},
+    torch.bfloat16: {"rms": 4e-2, "max": 2.5e-1},
 }
 
 CUTS = {"prompt": [96], "chunks_and_decode": [40, 1, 30, 23, 1, 1]}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -23,6 +26,24 @@ def test_layers_do_not_share_memory() -> None:
     pool = PagedKvPool(KvShape(2, 1, 1, torch.float32), 1, 1, torch.device("cpu"))
     pool.layer(0)[0].fill_(1.0)
     assert not pool.layer(1)[0].any() and not pool.layer(0)[1].any()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pool_on_the_cpu_takes_memory_only_where_it_is_written(dtype: torch.dtype) -> None:
+    shape = KvShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype=dtype)
+    before = resident_bytes()
+    pool = PagedKvPool(
+        shape, num_pages=(256 << 20) // shape.bytes_per_page(16), page_size=16, device=torch.device("cpu")
+    )
+    assert resident_bytes() - before < 32 << 20
+    k, v = pool.layer(3)
+    k[100].fill_(1.0)
+    assert k[100].sum() == k[100].numel() and not k[99].any() and not v[100].any()
+    assert resident_bytes() - before < 32 << 20
 
 
 def test_a_budget_gives_whole_pages() -> None:

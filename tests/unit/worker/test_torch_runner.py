@@ -23,6 +23,7 @@ from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.worker.build import build_runner
 from minisgl_backend.worker.runner import StepRunner
+from minisgl_backend.worker.scratch_plans import largest_plan
 
 PROMPTS = [[5, 6, 7], list(range(40, 90)), [9], list(range(100, 117))]
 PAGE_BYTES = 2 * 2 * 16 * 2 * 8 * 4  # k and v, layers, tokens, kv heads, head_dim, fp32
@@ -139,6 +140,22 @@ def test_a_sequence_may_fill_its_context_to_the_last_token(folder: Path) -> None
     (answer,) = generate(runner.run, Planner(16, runner.num_pages), [[4] * 15], 6)  # the last is token 21: not stored
     longer = build(folder, context_tokens=64)
     assert generate(longer.run, Planner(16, longer.num_pages), [[4] * 15], 6) == [answer]
+
+
+@pytest.mark.parametrize(("max_running", "budget", "context"), [(4, 64, 128), (1, 300, 128), (8, 9, 2), (3, 4096, 100)])
+def test_the_largest_plan_fills_budget_and_context_as_far_as_slots_go(
+    max_running: int, budget: int, context: int
+) -> None:
+    plan = largest_plan(max_running, context, budget, page_size=1, scratch_page=0)
+    assert plan.row_slots == tuple(range(max_running))
+    ends = [start + length for start, length in zip(plan.row_starts, plan.row_lengths, strict=True)]
+    assert ends == [context - 1] * max_running
+    assert sum(plan.row_lengths) == min(budget, max_running - 1 + context - 1)
+
+
+def test_the_largest_step_runs_on_the_scratch_page_alone(folder: Path) -> None:
+    runner = build(folder, kv_bytes=PAGE_BYTES, max_running=8, token_budget=100)
+    runner.run_largest()  # type: ignore[attr-defined]
 
 
 def test_the_pool_holds_every_slot_at_its_context_when_memory_allows(folder: Path) -> None:
