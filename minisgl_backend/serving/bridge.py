@@ -112,7 +112,7 @@ class _EngineLog:
     def health(self, health: Health) -> None:
         if health.state is EngineState.STARTING:
             return  # told as progress
-        line = f"minisgl: engine {health.state.value}: {health.detail}".removesuffix(": ")
+        line = f"minisgl: engine: {health.detail or health.state.value}"
         if health.state in (EngineState.RESTARTING, EngineState.FAILED):
             self._log.log_error(line)
         else:

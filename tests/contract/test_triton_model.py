@@ -217,8 +217,8 @@ def test_the_engines_progress_and_health_are_in_tritons_log(rig: Rig) -> None:
     rig.link.health(EngineState.READY, "")
     assert rig.stub.Logger.lines == [
         "info minisgl: loading the model",
-        "error minisgl: engine restarting: the worker died",
-        "info minisgl: engine ready",
+        "error minisgl: engine: the worker died",
+        "info minisgl: engine: ready",
     ]
 
 
