@@ -17,10 +17,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings, resolve_config
+from minisgl_backend.errors import StartError
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
 from minisgl_client.commands.fetch import fetch_model
@@ -40,7 +42,9 @@ from minisgl_client.stages import Stages
 MODEL = "minisgl"
 _DRAIN_S = 30  # tritonserver's own limit for streams in flight after SIGTERM
 _FINALIZE_S = 15  # more, for the model's finalize
+_START_PATIENCE_S = 2  # for a server that has answered nobody yet: it hears no signal while it loads a model
 _POLL_S = 0.1
+_RETIRE_TRIES = 10
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,6 +67,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """All that is settled before tritonserver starts."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    config: EngineConfig  # what the model will run with
+    host: str
+    ports: Mapping[str, int]  # by option
+    verbose: bool
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serves until Ctrl-C or SIGTERM. Raises StartError, whose message is one sentence."""
     stages = Stages()
@@ -74,31 +90,38 @@ def run(arguments: argparse.Namespace) -> int:
         raise ServeError(f"shared libraries are missing: {', '.join(missing)}; `make system-deps` installs them")
     wanted = {"--http-port": arguments.http_port, "--grpc-port": arguments.grpc_port}
     ports = claim_ports(arguments.host, {**wanted, "--metrics-port": arguments.metrics_port})
-    config = engine_config(repository, settings)
-    settings["model"] = prepare_model(config, stages)
+    settings["model"] = prepare_model(engine_config(repository, settings), stages)
     environment[SETTINGS_VARIABLE] = json.dumps(settings)
+    config = engine_config(repository, settings)
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
         command = server_command(installation, Path(folder), repository, arguments.host, ports)
-        log = ServerLog(_show, lambda line: _tell(stages, line), verbose=arguments.verbose)
-        stages.begin("start", "tritonserver")
-        with Interrupts() as interrupts:
-            server = ServerProcess(command, environment, log.take)
-            try:
-                if _until_ready(server, interrupts, arguments.host, ports["--http-port"]):
-                    stages.end()
-                    print(greeting(stages.summary(), arguments.host, ports), flush=True)
-                    stages.begin("serve", "Ctrl-C stops it")
-                    while server.exit_code() is None and not interrupts.wait(_POLL_S):
-                        pass
-            finally:
-                ended = server.exit_code()
-                if ended is None:
-                    stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them")
-                graceful = server.stop(_DRAIN_S + _FINALIZE_S, interrupts)
-                _retire_engine(engine_config(repository, settings), stages)
+        launch = Launch(tuple(command), environment, config, arguments.host, ports, arguments.verbose)
+        return _live(launch, stages)
+
+
+def _live(launch: Launch, stages: Stages) -> int:
+    """The server from its start to its end, whoever ends it. Returns our exit code; see `run`."""
+    stages.begin("start", "tritonserver")
+    log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
+    ready = False
+    with Interrupts() as interrupts:
+        server = ServerProcess(launch.command, launch.environment, log.take)
+        try:
+            if ready := _until_ready(server, interrupts, launch):
+                stages.end()
+                print(greeting(stages.summary(), launch.host, launch.ports), flush=True)
+                stages.begin("serve", "Ctrl-C stops it")
+                while server.exit_code() is None and not interrupts.wait(_POLL_S):
+                    pass
+        finally:
+            ended = server.exit_code()
+            if ended is None:
+                stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
+            graceful = server.stop(_DRAIN_S + _FINALIZE_S if ready else _START_PATIENCE_S, interrupts)
+            _retire_engine(launch.config, interrupts, stages)
     if ended is not None and interrupts.count == 0:
         raise ServeError(_reason(log, ended))
-    return 0 if graceful else 130
+    return 0 if ready and graceful else 130
 
 
 def settings_of(arguments: argparse.Namespace, repository: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -167,22 +190,37 @@ ready after {seconds}
 """
 
 
-def _until_ready(server: ServerProcess, interrupts: Interrupts, host: str, port: int) -> bool:
+def _until_ready(server: ServerProcess, interrupts: Interrupts, launch: Launch) -> bool:
     """False when the server ended or a signal came first."""
     while server.exit_code() is None:
-        if is_ready(host, port, MODEL):
+        if is_ready(launch.host, launch.ports["--http-port"], MODEL):
             return True
         if interrupts.wait(_POLL_S):
             return False
     return False
 
 
-def _retire_engine(config: EngineConfig, stages: Stages) -> None:
-    """The engine outlives its server by a lease, for a restart; who stops on purpose wants no process left."""
-    from minisgl_backend.actors.link import retire
+def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages) -> None:
+    """The engine outlives its server by a lease, for a restart; who stops on purpose wants no process left.
 
-    if not asyncio.run(retire(config)):
-        stages.note(f"the engine is held by another server, or ends by itself within {config.lease_s:g} s")
+    Asks again for a second: the host may not have noticed yet that its holder is gone.
+    """
+    from minisgl_backend.actors.launch import absolute
+    from minisgl_backend.actors.link import retire
+    from minisgl_backend.actors.rundir import engine_dir
+
+    async def retired() -> bool:
+        async with asyncio.timeout(config.lease_s + 5):
+            return await retire(engine_dir(absolute(config)))
+
+    try:
+        for _ in range(_RETIRE_TRIES):
+            if asyncio.run(retired()):
+                return
+            interrupts.wait(_POLL_S)
+        stages.note("the engine stays: another server holds it")
+    except (StartError, TimeoutError):
+        stages.note(f"the engine does not answer; without a holder it ends by itself within {config.lease_s:g} s")
 
 
 def _reason(log: ServerLog, exit_code: int) -> str:
@@ -195,7 +233,7 @@ def _tell(stages: Stages, line: str) -> None:
     """A line of the engine, under the stage it belongs to: the worker says its pool's size, then warms up."""
     if stages.current == "serve" or line.startswith("ready"):
         stages.note(line)
-    elif not line.startswith("engine ready"):  # has just been said
+    elif not line.startswith("engine"):  # its being ready has just been said
         stages.begin("warm up" if "KV pages" in line or "warm" in line else "load", line)
 
 

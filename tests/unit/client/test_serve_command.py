@@ -108,6 +108,21 @@ def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_is_still_loading(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="loads") as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        while "loading weights" not in lines[-1]:
+            lines.append(process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert list((tmp_path / "tmp").iterdir()) == []
+    server = re.search(r"18:18:04\.536266 (\d+) ", "".join(lines))
+    assert server and not Path(f"/proc/{server[1]}").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
