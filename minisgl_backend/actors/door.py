@@ -19,7 +19,7 @@ import zmq.asyncio
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
 from minisgl_backend.actors.lease import Leases
 from minisgl_backend.actors.mailbox import Outlet
-from minisgl_backend.actors.wire import endpoint
+from minisgl_backend.actors.wire import endpoint, send_now
 from minisgl_backend.messages.client import (
     PROTOCOL,
     EngineState,
@@ -50,7 +50,6 @@ class Door:
         self._socket.setsockopt(zmq.RCVHWM, HOLDER_BACKLOG)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.bind(endpoint(path))
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._to_text = to_text
         self._lease_s = lease_s
         self._leases = Leases(self._lease_ended)
@@ -80,7 +79,7 @@ class Door:
 
     def deliver(self, holder: HolderId, message: ToHolder) -> None:
         try:
-            self._now.send_multipart((holder, encode(message)), zmq.NOBLOCK)
+            send_now(self._socket, (holder, encode(message)))
         except zmq.Again:
             _log.error("a holder does not read its answers: its lease ends")
             self._leases.end(holder)

@@ -41,13 +41,12 @@ def find_or_start(config: EngineConfig) -> Place:
     """The living host of this engine. Raises StartError when a new one can not be started."""
     run_dir = engine_dir(config)
     with locked(run_dir / "start.lock"):
-        place = find(config)
+        place = find(run_dir)
         return place if place is not None else _start(config, run_dir)
 
 
-def find(config: EngineConfig) -> Place | None:
-    """The living host of this engine, if there is one."""
-    run_dir = engine_dir(config)
+def find(run_dir: Path) -> Place | None:
+    """The living host of the engine of this folder (rundir.engine_dir), if there is one."""
     if not is_locked(run_dir / "host.lock"):
         return None
     try:

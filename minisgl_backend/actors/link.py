@@ -16,15 +16,16 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from minisgl_backend.actors.launch import Place, absolute, find, find_or_start
-from minisgl_backend.actors.wire import endpoint
+from minisgl_backend.actors.wire import endpoint, send_now
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import StartError, Status
+from minisgl_backend.errors import EngineUnavailable, StartError, Status
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -67,9 +68,10 @@ class EngineLink:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="minisgl-link", daemon=True)
         self._open_requests: set[RequestId] = set()
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._state = EngineState.STARTING
-        self._closing = False
+        self._ending = threading.Lock()
+        self._ended = False  # guarded by _ending
         self._task: asyncio.Task[None] | None = None
 
     @staticmethod
@@ -83,7 +85,8 @@ class EngineLink:
         """
 
         def tell(health: Health) -> None:
-            progress(health.detail or health.state.value)
+            if not link._ready.done():
+                progress(health.detail or health.state.value)
             on_health(health)
 
         link = EngineLink(config, on_outputs, tell)
@@ -96,8 +99,12 @@ class EngineLink:
         return link
 
     def submit(self, request: Request) -> None:
-        """`request.id` must be new on this link. Answered UNAVAILABLE while no engine is there."""
-        self._call(self._submit, request)
+        """`request.id` must be new on this link. Answered UNAVAILABLE while no engine is there.
+
+        Raises EngineUnavailable, and answers nothing, when the link is closed.
+        """
+        if not self._call(self._submit, request):
+            raise EngineUnavailable("the server is stopping")
 
     def cancel(self, id: RequestId) -> None:
         """Asks for the end of a request; its terminal output still comes. Unknown ids are ignored."""
@@ -105,17 +112,17 @@ class EngineLink:
 
     def close(self) -> None:
         """Gives the lease back. Requests still open are answered CANCELLED. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
         self._call(self._stop)
         self._thread.join()
 
     # ── in the link's thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: everything was answered
-            self._loop.call_soon_threadsafe(function, *arguments)
+    def _call(self, function: Callable[..., None], *arguments: object) -> bool:
+        """False when the link has ended. What is called before that still runs."""
+        with self._ending:
+            if not self._ended:
+                self._loop.call_soon_threadsafe(function, *arguments)
+            return not self._ended
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -128,9 +135,11 @@ class EngineLink:
             if not self._ready.done():
                 self._ready.set_exception(error)
         finally:
+            with self._ending:
+                self._ended = True
+            self._loop.run_until_complete(asyncio.sleep(0))  # the last calls that came in
             self._fail_open(Status.CANCELLED, "the server is stopping")
-            self._loop.run_until_complete(asyncio.sleep(0))
-            self._closing = True
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
     def _stop(self) -> None:
@@ -166,7 +175,7 @@ class EngineLink:
     async def _with_host(self, place: Place) -> bool:
         """Lives with one host until it ends. True when it was ever ready."""
         was_ready = False
-        with _Connection(place, lease=True) as connection:
+        with Connection(place, lease=True) as connection:
             self._connection = connection
             try:
                 async for message in connection.messages():
@@ -208,7 +217,7 @@ class EngineLink:
             self._fail(id, status, message)
 
 
-class _Connection:
+class Connection:
     """One DEALER to one host, and the eye on its process."""
 
     def __init__(self, place: Place, *, lease: bool) -> None:
@@ -217,13 +226,12 @@ class _Connection:
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, _BACKLOG)
         self._socket.setsockopt(zmq.RCVHWM, _BACKLOG)
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
         self._decoder: Decoder[ToHolder] = Decoder(ToHolder)
         self._lease = lease
         self._died: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pidfd: int | None = None
 
-    def __enter__(self) -> _Connection:
+    def __enter__(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             self._pidfd = os.pidfd_open(self._place.pid)
@@ -241,7 +249,7 @@ class _Connection:
         self._context.destroy(linger=0 if self._died.done() else 1000)
 
     def put(self, message: ToHost) -> None:
-        self._now.send(encode(message), zmq.NOBLOCK)
+        send_now(self._socket, (encode(message),))
 
     def _on_death(self) -> None:
         if not self._died.done():
@@ -272,12 +280,12 @@ class _Connection:
                 raise StartError(f"the engine host (pid {self._place.pid}) does not answer; see its engine.log")
 
 
-async def inspect(config: EngineConfig) -> Stats | None:
-    """What the living engine of these settings holds now; None when there is none. Takes no lease."""
-    place = await asyncio.to_thread(find, absolute(config))
+async def inspect(run_dir: Path) -> Stats | None:
+    """What the living engine of this folder holds now; None when there is none. Takes no lease."""
+    place = find(run_dir)
     if place is None:
         return None
-    with _Connection(place, lease=False) as connection:
+    with Connection(place, lease=False) as connection:
         connection.put(Inspect())
         async for message in connection.messages():
             if isinstance(message, Stats):
@@ -285,12 +293,12 @@ async def inspect(config: EngineConfig) -> Stats | None:
     return None
 
 
-async def retire(config: EngineConfig) -> bool:
-    """Ends the living engine of these settings unless somebody holds a lease. True when none is left."""
-    place = await asyncio.to_thread(find, absolute(config))
+async def retire(run_dir: Path) -> bool:
+    """Ends the living engine of this folder unless somebody holds a lease. True when none is left."""
+    place = find(run_dir)
     if place is None:
         return True
-    with _Connection(place, lease=False) as connection:
+    with Connection(place, lease=False) as connection:
         connection.put(Retire())
         async for message in connection.messages():
             if isinstance(message, Health):

@@ -5,7 +5,9 @@ The receiver binds, senders connect. The sockets lie in a folder only their owne
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +26,16 @@ _log = logging.getLogger(__name__)
 def endpoint(path: Path) -> str:
     """The ZeroMQ address of a local socket."""
     return f"ipc://{path}"
+
+
+def send_now(socket: zmq.asyncio.Socket, frames: Sequence[bytes]) -> None:
+    """Sends without waiting. Raises zmq.Again when the peer's mailbox is full, zmq.ZMQError when it is gone.
+
+    Goes through the asyncio socket, never around it: a send may swallow the wake-up of a message that came in
+    meanwhile, and only the asyncio socket knows to look again for its waiting reader.
+    """
+    sent: asyncio.Future[Any] = asyncio.ensure_future(socket.send_multipart(frames, zmq.NOBLOCK))
+    sent.result()
 
 
 class WireInbox(Generic[M]):
@@ -71,18 +83,13 @@ class WireOutlet(Generic[M]):
         self._socket.setsockopt(zmq.SNDHWM, capacity)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.connect(endpoint(path))
-        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)
 
     async def send(self, message: M) -> None:
-        frame = encode(message)  # type: ignore[arg-type]
-        try:
-            self._now.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            await self._socket.send(frame)
+        await self._socket.send(encode(message))  # type: ignore[arg-type]
 
     def put(self, message: M) -> None:
         try:
-            self._now.send(encode(message), zmq.NOBLOCK)  # type: ignore[arg-type]
+            send_now(self._socket, (encode(message),))  # type: ignore[arg-type]
         except zmq.Again:
             raise MailboxFull("the receiving process does not read") from None
 

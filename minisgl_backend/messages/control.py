@@ -1,9 +1,9 @@
 """Start-up handshake and end of the processes of one engine group (scheduler and workers), and their host.
 
-    child ── Ready ──►  host          when its inbox is bound and (worker) its model is loaded and warmed up
-    scheduler ◄── Begin ──  host      when every child is Ready: only now may the scheduler plan
-    child ── Broken ─►  host          an uncaught error; the process then exits
-    child ◄── Halt ───  host          end of the group
+child ── Ready ──►  host          when its inbox is bound and (worker) its model is loaded and warmed up
+scheduler ◄── Begin ──  host      when every child is Ready: only now may the scheduler plan
+child ── Broken ─►  host          an uncaught error; the process then exits
+child ◄── Halt ───  host          end of the group
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Between the text actor and the scheduler actor.
 
-    text ── Sequence, Abort, Probe ──►  scheduler
-    text ◄── Progress, Gauges ────────  scheduler
+text ── Sequence, Abort, Probe ──►  scheduler
+text ◄── Progress, Gauges ────────  scheduler
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import pytest
 
 from minisgl_backend.actors.launch import absolute, find
 from minisgl_backend.actors.link import EngineLink, inspect, retire
-from minisgl_backend.actors.rundir import RUNTIME_VARIABLE
+from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import ModelNotFound, StartError, Status
+from minisgl_backend.errors import EngineUnavailable, ModelNotFound, StartError, Status
 from minisgl_backend.messages.client import Chunk, EngineState, Failed, Finished, Health, Output, Request, Stats
 from minisgl_backend.messages.ids import RequestId
 
@@ -90,7 +90,7 @@ def _eventually(condition: object, failure: str) -> None:
 
 
 def _stats(config: EngineConfig) -> Stats:
-    stats = asyncio.run(inspect(config))
+    stats = asyncio.run(inspect(engine_dir(absolute(config))))
     assert stats is not None
     return stats
 
@@ -107,7 +107,7 @@ def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(c
     assert all(isinstance(end, Finished) and end.num_output_tokens == 8 for end in ends)
     _eventually(lambda: _stats(config).free_pages == _stats(config).total_pages, "pages are lost")
     client.link.close()
-    _eventually(lambda: find(absolute(config)) is None, "the engine outlives its lease")
+    _eventually(lambda: find(engine_dir(absolute(config))) is None, "the engine outlives its lease")
 
 
 @pytest.mark.parametrize("role", ["scheduler", "worker-0"])
@@ -133,7 +133,7 @@ def test_a_killed_host_is_answered_at_once_and_started_again(config: EngineConfi
     client = Client(config)
     client.submit("the cat", max_tokens=900)
     client.outputs.get(timeout=PATIENCE_S)
-    place = find(absolute(config))
+    place = find(engine_dir(absolute(config)))
     assert place is not None
     children = psutil.Process(place.pid).children()
     os.kill(place.pid, signal.SIGKILL)
@@ -175,27 +175,27 @@ def test_the_engine_of_a_killed_holder_stops_when_its_lease_has_run_out(config: 
     holder = _holder(config)
     holder.kill()
     holder.communicate()
-    _eventually(lambda: find(absolute(config)) is None, "the engine outlives its killed holder")
+    _eventually(lambda: find(engine_dir(absolute(config))) is None, "the engine outlives its killed holder")
 
 
 def test_a_second_holder_that_comes_in_time_meets_the_warm_engine(config: EngineConfig) -> None:
     patient = EngineConfig(model=config.model, device="fake", lease_s=15.0)
     first = _holder(patient)
-    warm = find(absolute(patient))
+    warm = find(engine_dir(absolute(patient)))
     first.kill()
     first.communicate()
     second = Client(patient)
-    again = find(absolute(patient))
+    again = find(engine_dir(absolute(patient)))
     assert warm is not None and again is not None and again.pid == warm.pid
     second.submit("the cat")
     assert isinstance(second.terminal(), Finished)
     second.link.close()
-    assert asyncio.run(retire(patient))
+    assert asyncio.run(retire(engine_dir(absolute(patient))))
 
 
 def test_two_holders_share_one_engine_and_each_gets_only_its_own_answers(config: EngineConfig) -> None:
     clients = [Client(config), Client(config)]
-    place = find(absolute(config))
+    place = find(engine_dir(absolute(config)))
     for client, tokens in zip(clients, (3, 5), strict=True):
         for _ in range(10):
             client.submit("the cat", max_tokens=tokens)
@@ -205,17 +205,17 @@ def test_two_holders_share_one_engine_and_each_gets_only_its_own_answers(config:
     clients[0].link.close()
     clients[1].submit("the cat")
     assert isinstance(clients[1].terminal(), Finished)
-    assert find(absolute(config)) is not None and place is not None
+    assert find(engine_dir(absolute(config))) is not None and place is not None
     clients[1].link.close()
 
 
 def test_retire_leaves_an_engine_in_use_alone(config: EngineConfig) -> None:
     client = Client(EngineConfig(model=config.model, device="fake", lease_s=60.0))
-    assert not asyncio.run(retire(client.config))
+    assert not asyncio.run(retire(engine_dir(absolute(client.config))))
     client.submit("the cat")
     assert isinstance(client.terminal(), Finished)
     client.link.close()
-    assert asyncio.run(retire(client.config))
+    assert asyncio.run(retire(engine_dir(absolute(client.config))))
 
 
 def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig) -> None:
@@ -226,7 +226,10 @@ def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig
     ends = [client.terminal() for _ in ids]
     assert {end.id for end in ends} == ids
     assert all(isinstance(end, Failed) and end.status is Status.CANCELLED for end in ends)
-    client.link.submit(Request(RequestId(99), b"x", b"", True, None))  # too late: nothing happens, nothing raises
+    with pytest.raises(EngineUnavailable):
+        client.link.submit(Request(RequestId(99), b"x", b"", True, None))
+    client.link.cancel(RequestId(99))  # too late, and harmless
+    client.link.close()
 
 
 def test_a_model_that_is_not_there_is_one_sentence_with_its_exit_code(config: EngineConfig, tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_a_failed_start_is_not_remembered(config: EngineConfig, tmp_path: Path, 
     client.submit("the cat")
     assert isinstance(client.terminal(), Finished)
     client.link.close()
-    assert asyncio.run(retire(settings))
+    assert asyncio.run(retire(engine_dir(absolute(settings))))
 
 
 def test_starts_at_the_same_moment_agree_on_one_host(config: EngineConfig) -> None:

@@ -1,0 +1,158 @@
+"""A real tritonserver for a test: `minisgl serve` as a user types it, on free ports, ended whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from minisgl_backend.actors.link import inspect
+from minisgl_backend.actors.rundir import RUNTIME_VARIABLE
+from minisgl_backend.messages.client import Stats
+
+T = TypeVar("T")
+
+START_S = 120.0
+STOP_S = 60.0
+
+
+@dataclass
+class Server:
+    """A running `minisgl serve`."""
+
+    process: subprocess.Popen[str]
+    runtime: Path
+    lines: list[str]
+    http: str = ""  # http://host:port
+    grpc: str = ""  # host:port
+
+    @property
+    def run_dir(self) -> Path:
+        """The engine's folder: the only one below this server's runtime folder."""
+        (folder,) = self.runtime.iterdir()
+        return folder
+
+    def stats(self) -> Stats:
+        """What the engine behind this server holds."""
+        stats = asyncio.run(inspect(self.run_dir))
+        assert stats is not None, "the engine is not there"
+        return stats
+
+    def until_idle(self, patience_s: float) -> Stats:
+        """Every request answered, every slot and page back."""
+
+        def idle() -> Stats | None:
+            stats = self.stats()
+            busy = stats.open_requests or stats.waiting or stats.running
+            return None if busy or stats.free_pages != stats.total_pages else stats
+
+        return eventually(idle, patience_s, lambda: f"not idle: {self.stats()}")
+
+    def pid_of(self, name: str) -> int:
+        """Of tritonserver or its Python stub."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if name in child.name():
+                return child.pid
+        raise AssertionError(f"no process {name!r} below minisgl serve")
+
+
+@contextmanager
+def serving(*arguments: str, **settings: Any) -> Iterator[Server]:
+    """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready."""
+    runtime = Path(tempfile.mkdtemp(prefix="msg-"))
+    options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    minisgl = Path(sys.executable).parent / "minisgl"
+    command = [str(minisgl), "serve", *free_ports(), *arguments, *options]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, RUNTIME_VARIABLE: str(runtime)},
+    )
+    server = Server(process, runtime, [])
+    reader = threading.Thread(target=_read, args=(process, server.lines), daemon=True)
+    reader.start()
+    try:
+        _await_urls(server)
+        yield server
+    finally:
+        stop(process)
+        reader.join(timeout=5)
+        assert process.stdout is not None
+        process.stdout.close()
+        shutil.rmtree(runtime, ignore_errors=True)
+
+
+def free_ports() -> list[str]:
+    """`minisgl serve` then chooses."""
+    return ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+
+
+def stop(process: subprocess.Popen[str]) -> int:
+    """As an operator would; killed when it does not obey."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.wait()
+            raise
+    return process.returncode
+
+
+def engine_processes(runtime: Path) -> set[int]:
+    """Hosts, schedulers and workers that were started with this runtime folder."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            if any(str(runtime) in part for part in process.cmdline()):
+                found.add(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def eventually(look: Callable[[], T | None], patience_s: float, failure: Callable[[], str]) -> T:
+    """Looks again and again at a world that is not ours to be told by: processes, sockets, a server."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        if found := look():
+            return found
+        assert time.monotonic() < deadline, failure()
+        time.sleep(0.05)
+
+
+def _read(process: subprocess.Popen[str], lines: list[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+
+
+def _await_urls(server: Server) -> None:
+    def found() -> bool:
+        text = "\n".join(server.lines)
+        assert server.process.poll() is None, f"minisgl serve ended:\n{text}"
+        http, grpc = re.search(r"HTTP +(http://\S+)", text), re.search(r"gRPC +(\S+)", text)
+        if http and grpc:
+            server.http, server.grpc = http[1], grpc[1]
+        return bool(http and grpc)
+
+    eventually(found, START_S, lambda: "minisgl serve is not ready:\n" + "\n".join(server.lines))

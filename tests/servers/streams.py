@@ -1,0 +1,90 @@
+"""Streams over tritonclient's asyncio gRPC, with every rule of a stream checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+MODEL = "minisgl"
+
+
+@dataclass
+class Answer:
+    """What one request got."""
+
+    pieces: list[str] = field(default_factory=list)
+    reason: str = "None"
+    finals: int = 0
+    error: InferenceServerException | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def inputs(text: str | bytes, **fields: Any) -> list[triton.InferInput]:
+    """Tensors of one request. fields: stream, exclude_input_in_output (bool), sampling_parameters (dict or str)."""
+    made = [_string("text_input", text)]
+    for name, value in fields.items():
+        if name == "sampling_parameters":
+            made.append(_string(name, value if isinstance(value, str | bytes) else json.dumps(value)))
+        else:
+            tensor = triton.InferInput(name, [1], "BOOL")
+            tensor.set_data_from_numpy(np.array([value], dtype=bool))
+            made.append(tensor)
+    return made
+
+
+async def ask(url: str, text: str, *, cancel_after: int | None = None, **parameters: Any) -> Answer:
+    """One streamed request on a connection of its own. cancel_after: leave after so many pieces."""
+    async with triton.InferenceServerClient(url) as client:
+        return await ask_on(client, text, cancel_after=cancel_after, **parameters)
+
+
+async def ask_on(
+    client: triton.InferenceServerClient, text: str, *, cancel_after: int | None = None, **parameters: Any
+) -> Answer:
+    """As `ask`, on an open connection."""
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {
+            "model_name": MODEL,
+            "inputs": inputs(text, stream=True, sampling_parameters=parameters),
+            "enable_empty_final_response": True,
+        }
+
+    answer = Answer()
+    responses = client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
+    async for result, error in responses:
+        assert answer.finals == 0, "a response after the final one"
+        if error is not None:
+            answer.error = error
+            break
+        take(answer, result)
+        if cancel_after is not None and len(answer.pieces) >= cancel_after:
+            responses.cancel()
+            break
+    return answer
+
+
+def take(answer: Answer, result: Any) -> None:
+    """One response into the answer."""
+    response = result.get_response()
+    text, reason = result.as_numpy("text_output"), result.as_numpy("finish_reason")
+    if text is not None:
+        assert answer.reason == "None", "text after the end"
+        answer.pieces.append(b"".join(text.reshape(-1)).decode("utf-8"))
+        answer.reason = reason.reshape(-1)[0].decode()
+    answer.finals += response.parameters["triton_final_response"].bool_param
+
+
+def _string(name: str, value: str | bytes) -> triton.InferInput:
+    tensor = triton.InferInput(name, [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([value.encode() if isinstance(value, str) else value], dtype=np.object_))
+    return tensor
