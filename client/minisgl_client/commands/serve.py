@@ -151,7 +151,7 @@ def prepare_model(config: EngineConfig, stages: Stages) -> str:
         return config.model
     if config.model in FETCHABLE and not fetched_folder(config.model).is_dir():
         stages.begin("fetch", config.model)
-        fetch_model(config.model, stages.note)
+        fetch_model(config.model, lambda line: stages.begin(_fetch_stage(line), line))
     stages.begin("model", config.model)
     folder = locate_model(config.model)
     context_limit(config, folder)
@@ -227,6 +227,10 @@ def _reason(log: ServerLog, exit_code: int) -> str:
     if failure := log.failure():
         return failure
     return "\n".join([*log.tail(), f"minisgl: tritonserver ended with code {exit_code}; its last lines are above"])
+
+
+def _fetch_stage(line: str) -> str:
+    return "convert" if line.startswith("converting") else "fetch"
 
 
 def _tell(stages: Stages, line: str) -> None:
