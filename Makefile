@@ -59,7 +59,7 @@ fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/property $(ARGS)
 
 bench: $(STAMP) fetch
-	$(BIN)/python load/bench.py $(ARGS)
+	$(BIN)/python -m load.bench.baseline $(ARGS)
 
 system-deps:
 	@scripts/system-deps "$(PYTHON)"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.tokenizers import byte_level, byte_level_folder, sentencepiece_folder, write_folder
 
+from fakes.tokenizers import byte_level, byte_level_folder, sentencepiece_folder, write_folder
 from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.client import Finished, Request
 from minisgl_backend.messages.engine import EndReason

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes.tokenizers import ids_of_bytes
 
+from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, Request
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId, SequenceId

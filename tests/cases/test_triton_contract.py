@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fakes.engine_link import failed, finished
 from fakes.triton_model import Rig, running_model
 from fakes.triton_stub import FakeStub, TritonError, request, strings
-
 from minisgl_backend.errors import Status
 from minisgl_backend.serving.reply import Reply
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fakes.engine_link import FakeLink, chunk, failed, finished
 from fakes.triton_model import MODEL, Rig, initialize_args, loaded_module, running_model
 from fakes.triton_stub import Answer, FakeStub, TritonError, TritonModelException, request, strings
-
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ModelNotFound, Status
 from minisgl_backend.messages.client import EngineState, FinishReason

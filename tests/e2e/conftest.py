@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers.server import Server, serving
+
+from load.serving import Server, serving
 
 _MIB = 1 << 20
 

@@ -13,9 +13,10 @@ import httpx
 import pytest
 import tritonclient.grpc as sync_grpc
 import tritonclient.grpc.aio as aio_grpc
-from servers.server import Server, eventually
-from servers.streams import MODEL, Answer, ask, ask_on, inputs, take
 from tritonclient.utils import InferenceServerException
+
+from load.serving import Server, eventually
+from load.streams import MODEL, Answer, ask, ask_on, inputs, take
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -170,7 +171,7 @@ async def test_a_prompt_with_zero_bytes_and_emoji_comes_back_exactly(server: Ser
 async def test_a_cancelled_stream_frees_its_slot_and_pages_within_a_second(server: Server) -> None:
     answer = await ask(server.grpc, PROMPT, cancel_after=3, temperature=0, max_tokens=2000, ignore_eos=True)
     assert len(answer.pieces) == 3
-    server.until_idle(patience_s=1.0)
+    await asyncio.to_thread(server.until_idle, 1.0)
 
 
 async def test_requests_that_wait_for_a_slot_can_be_cancelled(server: Server) -> None:
@@ -196,7 +197,7 @@ def test_a_dropped_http_stream_is_noticed(server: Server, http: httpx.Client) ->
 def test_infer_over_http_is_refused_by_triton_itself(http: httpx.Client) -> None:
     body = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}]}
     answer = http.post("infer", json=body)
-    assert answer.status_code == 400 and "decoupled" in answer.text
+    assert answer.status_code == 501 and "decoupled" in answer.text
 
 
 def test_health_and_metadata_say_what_is_served(server: Server) -> None:

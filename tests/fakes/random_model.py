@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fakes.tiny_model import EOS_ID, write_tokenizer
 from safetensors.torch import save_file
 
+from fakes.tiny_model import EOS_ID, write_tokenizer
 from minisgl_backend.models.checkpoint import RandomTensors
 from minisgl_backend.models.llama import llama_tensors
 from minisgl_backend.models.spec import parse_model_spec

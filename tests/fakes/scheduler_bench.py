@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fakes.fake_worker import FakeWorker, solo_run
-
 from minisgl_backend.messages.engine import EndReason, Gauges, Progress, Sequence
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.plan import BatchPlan, StepResult

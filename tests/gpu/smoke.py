@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from fakes.forward import load, logits_of
 from fakes.random_model import write_random_llama
-
 from minisgl_backend.device.device import Device, open_device
 from minisgl_backend.llm import LLM
 from minisgl_backend.text.parameters import SamplingParams

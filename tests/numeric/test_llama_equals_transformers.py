@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from fakes.forward import load, logits_of
 from fakes.tiny_model import make_tiny_llama
-from safetensors.torch import load_file, save_file
 
 TOLERANCE = 1e-4
 LENGTH = 150

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.plans import Planner, generate
-from fakes.tiny_model import make_tiny_llama
 from safetensors.torch import load_file, save_file
 
+from fakes.plans import Planner, generate
+from fakes.tiny_model import make_tiny_llama
 from minisgl_backend.config import resolve_config
 from minisgl_backend.messages.plan import NO_TOKEN
 from minisgl_backend.messages.sampling import GREEDY, Sampling

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.fake_worker import FAILING_SEED, VOCABULARY
-from fakes.scheduler_bench import SchedulerBench
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from fakes.fake_worker import FAILING_SEED, VOCABULARY
+from fakes.scheduler_bench import SchedulerBench
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.scheduler.limits import Limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fakes.tiny_model import make_tiny_llama
 
 

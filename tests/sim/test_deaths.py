@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fakes.engine import FakeEngine, fake_engine
 
+from fakes.engine import FakeEngine, fake_engine
 from minisgl_backend.errors import ModelUnsupported, Status
 from minisgl_backend.messages.client import EngineState, Failed
 from minisgl_backend.messages.plan import BatchPlan

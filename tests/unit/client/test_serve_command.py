@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fakes.llama_cpp
 import pytest
 
+import fakes.llama_cpp
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.llama_cpp import SPECIALS, TEMPLATE, permuted, plain_encode, tiny_vocabulary, write_tiny_gguf
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from fakes.llama_cpp import SPECIALS, TEMPLATE, permuted, plain_encode, tiny_vocabulary, write_tiny_gguf
 from minisgl_backend.models.smollm2 import build_tokenizer, convert_smollm2, hf_name, undo_rotary_permutation
 
 TEXTS = (

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes.llama_cpp import plain_encode
 from tokenizers import Tokenizer
 
+from fakes.llama_cpp import plain_encode
 from minisgl_backend.models.locate import locate_model
 
 pytestmark = pytest.mark.slow

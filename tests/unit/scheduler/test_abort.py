@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes.fake_worker import solo_run
 from fakes.scheduler_bench import SchedulerBench
-
 from minisgl_backend.messages.engine import Ended, EndReason, Progress
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import GREEDY

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fakes.scheduler_bench import SchedulerBench
 
+from fakes.scheduler_bench import SchedulerBench
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.scheduler.limits import Limits

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes.fake_worker import FAILING_SEED, solo_run
 from fakes.scheduler_bench import SchedulerBench
-
 from minisgl_backend.messages.engine import Ended, EndReason
 from minisgl_backend.messages.ids import StepId
 from minisgl_backend.messages.plan import NO_TOKEN, BatchPlan, StepResult

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from fakes.engine_link import chunk, failed, finished
 from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
-
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
 from minisgl_backend.serving.reply import LARGE_CHARS, Reply

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from fakes.engine_link import WAIT_S, FakeLink, chunk, failed, finished
 from fakes.triton_stub import FakeSender, FakeStub, TritonError
-
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.reply import Reply

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes.triton_model import MODEL, initialize_args
 
+from fakes.triton_model import MODEL, initialize_args
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.serving.settings import engine_config

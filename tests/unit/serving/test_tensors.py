@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes.triton_stub import FakeStub, request, strings
 
+from fakes.triton_stub import FakeStub, request, strings
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from fakes.tokenizers import ids_of_bytes
 
+from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.text.detokenizer import Detokenizer, decode, incomplete_tail
 from minisgl_backend.text.tokenizer import Tokenizer
 

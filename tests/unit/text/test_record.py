@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fakes.tokenizers import ids_of_bytes
 
+from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request
 from minisgl_backend.messages.engine import EndReason

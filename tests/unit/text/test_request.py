@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.tokenizers import byte_level_folder, ids_of_bytes
 
+from fakes.tokenizers import byte_level_folder, ids_of_bytes
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
@@ -103,8 +103,9 @@ def test_the_smaller_of_context_and_pool_is_named(byte_level: Tokenizer) -> None
 
 
 def test_a_prompt_that_gives_no_token_is_refused(tmp_path: Path) -> None:
-    from fakes.tokenizers import byte_level, write_folder
     from tokenizers import normalizers
+
+    from fakes.tokenizers import byte_level, write_folder
 
     rust = byte_level()
     rust.normalizer = normalizers.Strip()
@@ -118,9 +119,10 @@ def test_a_token_beyond_the_models_vocabulary_is_refused(tmp_path: Path) -> None
 
 
 def test_an_exception_of_the_tokenizer_becomes_a_refusal(tmp_path: Path) -> None:
-    from fakes.tokenizers import write_folder
     from tokenizers import Tokenizer as RustTokenizer
     from tokenizers import decoders, models
+
+    from fakes.tokenizers import write_folder
 
     rust = RustTokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
     rust.decoder = decoders.ByteLevel()

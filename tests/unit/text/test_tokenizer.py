@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.tokenizers import byte_level, byte_level_folder, sentencepiece, sentencepiece_folder, write_folder
 from tokenizers import normalizers
 
+from fakes.tokenizers import byte_level, byte_level_folder, sentencepiece, sentencepiece_folder, write_folder
 from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.text.detokenizer import decode
 from minisgl_backend.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fakes.plans import Planner, generate
 
+from fakes.plans import Planner, generate
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant

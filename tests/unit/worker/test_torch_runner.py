@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+
 from fakes.plans import Planner, generate
 from fakes.random_model import write_random_llama
-
 from minisgl_backend.config import resolve_config
 from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.errors import ConfigError, ModelUnsupported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ class Answer:
 
     pieces: list[str] = field(default_factory=list)
     reason: str = "None"
+    times_s: list[float] = field(default_factory=list)  # of the pieces, by time.perf_counter
     finals: int = 0
     error: InferenceServerException | None = None
 
@@ -79,6 +81,7 @@ def take(answer: Answer, result: Any) -> None:
     text, reason = result.as_numpy("text_output"), result.as_numpy("finish_reason")
     if text is not None:
         assert answer.reason == "None", "text after the end"
+        answer.times_s.append(time.perf_counter())
         answer.pieces.append(b"".join(text.reshape(-1)).decode("utf-8"))
         answer.reason = reason.reshape(-1)[0].decode()
     answer.finals += response.parameters["triton_final_response"].bool_param

@@ -1,8 +1,11 @@
-"""A real tritonserver for a test: `minisgl serve` as a user types it, on free ports, ended whatever happens."""
+"""A real tritonserver for a test or a benchmark: `minisgl serve` as a user types it, on free ports, in a runtime
+folder of its own, ended whatever happens.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import shutil
@@ -71,9 +74,9 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, **settings: Any) -> Iterator[Server]:
-    """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready."""
-    runtime = Path(tempfile.mkdtemp(prefix="msg-"))
+def serving(*arguments: str, runtime: Path | None = None, **settings: Any) -> Iterator[Server]:
+    """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready. runtime: that of another server, to meet its engine."""
+    runtime = runtime or Path(tempfile.mkdtemp(prefix="msg-"))
     options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
     minisgl = Path(sys.executable).parent / "minisgl"
     command = [str(minisgl), "serve", *free_ports(), *arguments, *options]
@@ -83,6 +86,7 @@ def serving(*arguments: str, **settings: Any) -> Iterator[Server]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, RUNTIME_VARIABLE: str(runtime)},
+        preexec_fn=_die_with_us,
     )
     server = Server(process, runtime, [])
     reader = threading.Thread(target=_read, args=(process, server.lines), daemon=True)
@@ -96,6 +100,10 @@ def serving(*arguments: str, **settings: Any) -> Iterator[Server]:
         assert process.stdout is not None
         process.stdout.close()
         shutil.rmtree(runtime, ignore_errors=True)
+
+
+def _die_with_us() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
 
 
 def free_ports() -> list[str]:

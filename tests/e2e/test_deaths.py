@@ -1,0 +1,128 @@
+"""Processes are killed under load: every client is answered, nothing is left behind, the engine comes back.
+
+On the fake device: the processes, the sockets and Triton are the real ones, only the model is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from load.serving import Server, engine_processes, eventually, serving
+from load.streams import Answer, ask
+from minisgl_backend.actors.launch import find
+
+LONG = {"max_tokens": 4000, "temperature": 0}
+FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--model", "smollm2", **FAKE) as server:
+        yield server
+
+
+async def _load(server: Server, streams: int) -> tuple[list[asyncio.Task[Answer]], float]:
+    """Streams that have begun, and when."""
+    tasks = [asyncio.create_task(ask(server.grpc, "the cat", **LONG)) for _ in range(streams)]
+    await asyncio.to_thread(eventually, lambda: server.stats().running == streams, 20.0, lambda: str(server.stats()))
+    return tasks, time.monotonic()
+
+
+@pytest.mark.parametrize("role", ["worker-0", "scheduler"])
+async def test_a_killed_part_answers_every_stream_within_two_seconds_and_the_next_request_is_served(
+    server: Server, role: str
+) -> None:
+    tasks, _ = await _load(server, 16)
+    stats = await asyncio.to_thread(server.stats)
+    os.kill(dict(stats.pids)[role], signal.SIGKILL)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks), 2.0)
+    assert all(answer.error is not None and "try again" in str(answer.error) for answer in answers)
+
+    async def served() -> bool:
+        return (await ask(server.grpc, "the cat", max_tokens=3)).text != ""
+
+    async with asyncio.timeout(20):
+        while not await served():
+            pass
+    assert (await asyncio.to_thread(server.until_idle, 5.0)).restarts == stats.restarts + 1
+
+
+async def test_a_killed_host_is_answered_and_started_again(server: Server) -> None:
+    tasks, _ = await _load(server, 8)
+    place = find(server.run_dir)
+    assert place is not None
+    os.kill(place.pid, signal.SIGKILL)
+    answers = await asyncio.wait_for(asyncio.gather(*tasks), 2.0)
+    assert all(answer.error is not None for answer in answers)
+    async with asyncio.timeout(30):
+        while (await ask(server.grpc, "the cat", max_tokens=3)).error is not None:
+            pass
+    await asyncio.to_thread(server.until_idle, 5.0)
+
+
+def test_ctrl_c_ends_everything_and_says_goodbye_to_the_engine() -> None:
+    with serving("--model", "smollm2", **FAKE) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert engine_processes(server.runtime)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=30) == 0, "\n".join(server.lines)
+        assert not any(process.is_running() for process in family)
+        assert not engine_processes(server.runtime)
+
+
+@pytest.mark.parametrize("victim", ["tritonserver", "triton_python_b"])
+def test_after_a_kill_of_triton_or_its_stub_no_process_outlives_the_lease(victim: str) -> None:
+    with serving("--model", "smollm2", **FAKE) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        os.kill(server.pid_of(victim), signal.SIGKILL)
+        eventually(lambda: not engine_processes(server.runtime), 10.0, lambda: "the engine outlives its lease")
+        if victim == "tritonserver":
+            assert server.process.wait(timeout=30) == 1
+            assert any("tritonserver" in line for line in server.lines[-5:])
+            eventually(lambda: not any(map(_lives, family)), 10.0, lambda: "a child of tritonserver is left")
+
+
+def test_a_second_server_that_comes_in_time_meets_the_warm_engine() -> None:
+    with serving("--model", "smollm2", **{**FAKE, "lease_s": 30}) as first:
+        place = find(first.run_dir)
+        assert place is not None
+        os.kill(first.pid_of("tritonserver"), signal.SIGKILL)
+        first.process.wait(timeout=30)
+        with serving("--model", "smollm2", runtime=first.runtime, **{**FAKE, "lease_s": 30}) as second:
+            again = find(second.run_dir)
+            assert again is not None and again.pid == place.pid
+            assert asyncio.run(ask(second.grpc, "the cat", max_tokens=3)).text
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--model", "/nowhere/at/all"], 3, "nowhere"),
+        (["--set", "pagesize=16"], 2, "did you mean 'page_size'"),
+        (["--set", "page_size=0"], 2, "page_size"),
+        (["--http-port", "99999"], 2, "http-port"),
+    ],
+)
+def test_what_can_not_start_says_why_in_one_sentence(arguments: list[str], code: int, says: str) -> None:
+    import sys
+    from pathlib import Path
+
+    minisgl = Path(sys.executable).parent / "minisgl"
+    done = subprocess.run([minisgl, "serve", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr
