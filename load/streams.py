@@ -63,11 +63,11 @@ async def ask_on(
 
     answer = Answer()
     responses = client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
-    async for result, error in responses:
-        assert answer.finals == 0, "a response after the final one"
+    async for result, error in responses:  # to its very end: leaving at the error would be a cancel
+        assert answer.finals == 0 and answer.error is None, "a response after the final one"
         if error is not None:
             answer.error = error
-            break
+            continue
         take(answer, result)
         if cancel_after is not None and len(answer.pieces) >= cancel_after:
             responses.cancel()

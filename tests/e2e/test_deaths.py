@@ -94,12 +94,14 @@ def test_a_second_server_that_comes_in_time_meets_the_warm_engine() -> None:
     with serving("--model", "smollm2", **{**FAKE, "lease_s": 30}) as first:
         place = find(first.run_dir)
         assert place is not None
-        os.kill(first.pid_of("tritonserver"), signal.SIGKILL)
+        for pid in (first.process.pid, first.pid_of("tritonserver")):  # nobody is left to end the engine in order
+            os.kill(pid, signal.SIGKILL)
         first.process.wait(timeout=30)
         with serving("--model", "smollm2", runtime=first.runtime, **{**FAKE, "lease_s": 30}) as second:
             again = find(second.run_dir)
             assert again is not None and again.pid == place.pid
             assert asyncio.run(ask(second.grpc, "the cat", max_tokens=3)).text
+        assert not engine_processes(first.runtime)
 
 
 def _lives(process: psutil.Process) -> bool:
