@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
-import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -27,9 +25,10 @@ from tqdm import tqdm
 
 from minisgl_backend.actors.host import TEXT_CAPACITY, engine
 from minisgl_backend.actors.internal import FromHolder, HolderId, ToText
+from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.config import resolve_config
-from minisgl_backend.errors import StartError, Status, error_of
+from minisgl_backend.errors import RequestError, StartError, Status, error_of
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -88,13 +87,10 @@ class LLM:
         self._config = resolve_config({"model": str(model)}, settings)
         self._ids = count(1)
         self._boxes: dict[RequestId, queue.SimpleQueue[Output]] = {}
-        self._stats: queue.SimpleQueue[Stats] = queue.SimpleQueue()
+        self._stats: queue.SimpleQueue[Stats | None] = queue.SimpleQueue()  # None: there will be no more
         self._ready: Future[None] = Future()
-        self._stop: asyncio.Event | None = None
-        self._loop = asyncio.new_event_loop()
         self._inbox: LocalMailbox[ToText] | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="minisgl-llm", daemon=True)
+        self._thread = LoopThread("minisgl-llm", self._live, self._at_end)
         self._thread.start()
         try:
             self._ready.result()
@@ -157,15 +153,14 @@ class LLM:
     def stats(self) -> Stats:
         """What the engine holds at this moment."""
         self._post(Inspect())
-        return self._stats.get()
+        if (stats := self._stats.get()) is None:
+            self._stats.put(None)
+            raise _closed()
+        return stats
 
     def close(self) -> None:
         """Ends the engine and its processes. Idempotent. Requests still open raise RequestCancelled."""
-        if self._closed:
-            return
-        self._closed = True
-        self._loop.call_soon_threadsafe(lambda: self._stop.set() if self._stop else None)
-        self._thread.join()
+        self._thread.stop()
 
     def __enter__(self) -> LLM:
         return self
@@ -189,39 +184,31 @@ class LLM:
 
     def _forget(self, id: RequestId) -> None:
         if self._boxes.pop(id, None) is not None:
-            self._post(Cancel(id))
+            self._thread.call(self._put, Cancel(id))
 
-    def _post(self, message: Request | Cancel | Inspect) -> None:
-        if self._closed or not self._thread.is_alive():
-            raise error_of(Status.CANCELLED, "this LLM is closed")
-        self._loop.call_soon_threadsafe(self._put, message)
-
-    def _put(self, message: Request | Cancel | Inspect) -> None:
-        assert self._inbox is not None
-        self._inbox.put(FromHolder(_ME, message))
+    def _post(self, message: Request | Inspect) -> None:
+        if not self._thread.call(self._put, message):
+            raise _closed()
 
     # ── in the engine's thread ───────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        run_dir = Path(tempfile.mkdtemp(prefix="minisgl-llm-"))
-        try:
-            self._loop.run_until_complete(self._live(run_dir))
-        except BaseException as error:
-            if not self._ready.done():
-                self._ready.set_exception(error)
-        finally:
-            shutil.rmtree(run_dir, ignore_errors=True)
-            for id, box in list(self._boxes.items()):
-                box.put(Failed(id, Status.CANCELLED, "this LLM is closed"))
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+    def _put(self, message: Request | Cancel | Inspect) -> None:
+        if self._inbox is not None:
+            self._inbox.put(FromHolder(_ME, message))
 
-    async def _live(self, run_dir: Path) -> None:
-        self._stop = asyncio.Event()
-        self._inbox = LocalMailbox(TEXT_CAPACITY)
-        async with engine(self._config, self, self._inbox, run_dir):
-            self._inbox.put(FromHolder(_ME, Hello(PROTOCOL, os.getpid(), lease=True)))
-            await self._stop.wait()
+    def _at_end(self, error: BaseException | None) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error or _closed())
+        for id, box in list(self._boxes.items()):
+            box.put(Failed(id, Status.CANCELLED, str(_closed())))
+        self._stats.put(None)
+
+    async def _live(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="minisgl-llm-") as run_dir:
+            inbox = self._inbox = LocalMailbox(TEXT_CAPACITY)
+            async with engine(self._config, self, inbox, Path(run_dir)):
+                inbox.put(FromHolder(_ME, Hello(PROTOCOL, os.getpid(), lease=True)))
+                await asyncio.get_running_loop().create_future()  # until close()
 
     def deliver(self, holder: HolderId, message: ToHolder) -> None:
         """The text actor's way back to us (a Front)."""
@@ -249,6 +236,10 @@ class LLM:
             error = StartError(health.detail)
             error.exit_code = health.exit_code
             self._ready.set_exception(error)
+
+
+def _closed() -> RequestError:
+    return error_of(Status.CANCELLED, "this LLM is closed")
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +22,7 @@ import zmq
 import zmq.asyncio
 
 from minisgl_backend.actors.launch import Place, absolute, find, find_or_start
+from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.actors.wire import endpoint, send_now
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, StartError, Status
@@ -65,14 +65,10 @@ class EngineLink:
         self._on_outputs = on_outputs
         self._on_health = on_health
         self._ready: Future[None] = Future()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="minisgl-link", daemon=True)
+        self._thread = LoopThread("minisgl-link", self._live, self._at_end)
         self._open_requests: set[RequestId] = set()
         self._connection: Connection | None = None
         self._state = EngineState.STARTING
-        self._ending = threading.Lock()
-        self._ended = False  # guarded by _ending
-        self._task: asyncio.Task[None] | None = None
 
     @staticmethod
     def open(
@@ -103,48 +99,25 @@ class EngineLink:
 
         Raises EngineUnavailable, and answers nothing, when the link is closed.
         """
-        if not self._call(self._submit, request):
+        if not self._thread.call(self._submit, request):
             raise EngineUnavailable("the server is stopping")
 
     def cancel(self, id: RequestId) -> None:
         """Asks for the end of a request; its terminal output still comes. Unknown ids are ignored."""
-        self._call(self._cancel, id)
+        self._thread.call(self._cancel, id)
 
     def close(self) -> None:
         """Gives the lease back. Requests still open are answered CANCELLED. Idempotent."""
-        self._call(self._stop)
-        self._thread.join()
+        self._thread.stop()
 
     # ── in the link's thread ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _call(self, function: Callable[..., None], *arguments: object) -> bool:
-        """False when the link has ended. What is called before that still runs."""
-        with self._ending:
-            if not self._ended:
-                self._loop.call_soon_threadsafe(function, *arguments)
-            return not self._ended
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._task = self._loop.create_task(self._live())
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._task)
-        except BaseException as error:
-            _log.exception("the engine link ends")
-            if not self._ready.done():
-                self._ready.set_exception(error)
-        finally:
-            with self._ending:
-                self._ended = True
-            self._loop.run_until_complete(asyncio.sleep(0))  # the last calls that came in
-            self._fail_open(Status.CANCELLED, "the server is stopping")
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
-
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    def _at_end(self, error: BaseException | None) -> None:
+        if error is not None:
+            _log.error("the engine link ends", exc_info=error)
+        if not self._ready.done():
+            self._ready.set_exception(error or EngineUnavailable("the link was closed"))
+        self._fail_open(Status.CANCELLED, "the server is stopping")
 
     def _submit(self, request: Request) -> None:
         self._open_requests.add(request.id)
