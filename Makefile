@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format bench fuzz system-deps clean
+.PHONY: help serve fetch test check lint format soak bench fuzz system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
 	@echo "make format        write the format and the safe lint fixes"
 	@echo "make fuzz          property tests with many more examples"
+	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
 	@echo "make clean         remove .venv and everything built"
@@ -49,7 +50,7 @@ check: lint
 
 # One run of pytest holds the unit tests and all others, so its closing line counts everything.
 test: lint fetch
-	$(BIN)/pytest -m "not gpu" $(ARGS)
+	$(BIN)/pytest -m "not gpu and not soak" $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -57,6 +58,9 @@ format: $(STAMP)
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/property $(ARGS)
+
+soak: $(STAMP) fetch
+	$(BIN)/pytest tests/soak -s $(ARGS)
 
 bench: $(STAMP) fetch
 	$(BIN)/python -m load.bench.baseline $(ARGS)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +74,24 @@ class Server:
 
 
 @contextmanager
-def serving(*arguments: str, runtime: Path | None = None, **settings: Any) -> Iterator[Server]:
-    """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready. runtime: that of another server, to meet its engine."""
+def serving(
+    *arguments: str, runtime: Path | None = None, options: Sequence[str] = (), **settings: Any
+) -> Iterator[Server]:
+    """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready.
+
+    runtime: that of another server, to meet its engine. options: of tritonserver itself.
+    """
     runtime = runtime or Path(tempfile.mkdtemp(prefix="msg-"))
-    options = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    sets = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
     minisgl = Path(sys.executable).parent / "minisgl"
-    command = [str(minisgl), "serve", *free_ports(), *arguments, *options]
+    command = [
+        str(minisgl),
+        "serve",
+        *free_ports(),
+        *arguments,
+        *sets,
+        *(f"--triton-option={option}" for option in options),
+    ]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

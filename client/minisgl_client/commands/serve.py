@@ -63,6 +63,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--grpc-port", type=_port, default=8001, metavar="N", help="(%(default)s)")
     add("--metrics-port", type=_port, default=8002, metavar="N", help="(%(default)s)")
     add("--model-repository", type=Path, metavar="FOLDER", help="another repository that holds the model `minisgl`")
+    add("--triton-option", metavar="OPTION", action="append", default=[],
+        help="one more option of tritonserver, as in --triton-option=--model-control-mode=explicit")  # fmt: skip
     add("--verbose", action="store_true", help="show all of tritonserver's log")
     parser.set_defaults(run=run)
 
@@ -95,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(repository, settings)
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
         command = server_command(installation, Path(folder), repository, arguments.host, ports)
+        command += arguments.triton_option
         launch = Launch(tuple(command), environment, config, arguments.host, ports, arguments.verbose)
         return _live(launch, stages)
 
