@@ -84,10 +84,17 @@ def resolve_config(*layers: Mapping[str, Any]) -> EngineConfig:
 
 
 def read_settings(model_json: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of `1/model.json`, under those of the environment variable MINISGL_SETTINGS."""
+    """The settings of `1/model.json`, under those of the environment variable MINISGL_SETTINGS.
+
+    Raises ConfigError for a file that can not be read and for what is no JSON object.
+    """
     merged: dict[str, Any] = {}
     if model_json is not None and model_json.is_file():
-        merged.update(_json_object(model_json.read_text(encoding="utf-8"), str(model_json)))
+        try:
+            text = model_json.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{model_json} can not be read: {error}") from None
+        merged.update(_json_object(text, str(model_json)))
     if environment.get(SETTINGS_VARIABLE):
         merged.update(_json_object(environment[SETTINGS_VARIABLE], SETTINGS_VARIABLE))
     return merged
@@ -113,7 +120,7 @@ def nearest(word: str, known: tuple[str, ...]) -> str:
 def _json_object(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{source} must hold a JSON object")

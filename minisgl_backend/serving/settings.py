@@ -29,6 +29,6 @@ def _of_model_config(model_config: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, value in model_config.get("parameters", {}).items():
         if not key.isupper():
-            name, parsed = parse_setting(f"{key}={value['string_value']}")
+            name, parsed = parse_setting(f"{key}={value.get('string_value', '')}")
             settings[name] = parsed
     return settings

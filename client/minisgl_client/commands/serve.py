@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings, resolve_config
-from minisgl_backend.errors import StartError
+from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings
+from minisgl_backend.errors import ConfigError, StartError
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
+from minisgl_backend.serving import settings as triton_settings
 from minisgl_client.commands.fetch import fetch_model
 from minisgl_client.server.errors import ServeError
 from minisgl_client.server.health import is_ready, reachable_host
@@ -92,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ServeError(f"shared libraries are missing: {', '.join(missing)}; `make system-deps` installs them")
     wanted = {"--http-port": arguments.http_port, "--grpc-port": arguments.grpc_port}
     ports = claim_ports(arguments.host, {**wanted, "--metrics-port": arguments.metrics_port})
-    settings["model"] = prepare_model(engine_config(repository, settings), stages)
+    model = prepare_model(engine_config(repository, settings), stages)
+    if "model" in settings:  # else the repository names it, and goes on doing so
+        settings["model"] = model
     environment[SETTINGS_VARIABLE] = json.dumps(settings)
     config = engine_config(repository, settings)
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
@@ -140,8 +143,16 @@ def settings_of(arguments: argparse.Namespace, repository: Path, environment: Ma
 
 
 def engine_config(repository: Path, settings: Mapping[str, Any]) -> EngineConfig:
-    """What the model will run with: the repository's `1/model.json` under `settings`. Raises ConfigError."""
-    return resolve_config(read_settings(repository / MODEL / "1" / "model.json", {}), settings)
+    """What the model will run with: the repository's `1/model.json` and `config.pbtxt` under `settings`.
+
+    Resolved by the very function that the model calls. Raises ConfigError.
+    """
+    model = {
+        "model_repository": str(repository / MODEL),
+        "model_version": "1",
+        "model_config": _model_config(repository / MODEL / "config.pbtxt"),
+    }
+    return triton_settings.engine_config(model, {SETTINGS_VARIABLE: json.dumps(dict(settings))})
 
 
 def prepare_model(config: EngineConfig, stages: Stages) -> str:
@@ -193,6 +204,19 @@ ready after {seconds}
 """
 
 
+def _model_config(path: Path) -> str:
+    """config.pbtxt as Triton hands it to the model: JSON."""
+    from google.protobuf import json_format, text_format
+    from tritonclient.grpc import model_config_pb2
+
+    config = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(encoding="utf-8"), config, allow_unknown_field=True)
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise ConfigError(f"{path} can not be read: {error}") from None
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True))
+
+
 def _until_ready(server: ServerProcess, interrupts: Interrupts, launch: Launch) -> bool:
     """False when the server ended or a signal came first."""
     while server.exit_code() is None:
@@ -208,6 +232,8 @@ def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages)
 
     Asks again for a second: the host may not have noticed yet that its holder is gone.
     """
+    import zmq
+
     from minisgl_backend.actors.launch import absolute
     from minisgl_backend.actors.link import retire
     from minisgl_backend.actors.rundir import engine_dir
@@ -222,7 +248,7 @@ def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages)
                 return
             interrupts.wait(_POLL_S)
         stages.note("the engine stays: another server holds it")
-    except (StartError, TimeoutError):
+    except (StartError, OSError, zmq.ZMQError):  # a timeout is an OSError
         stages.note(f"the engine does not answer; without a holder it ends by itself within {config.lease_s:g} s")
 
 

@@ -19,7 +19,7 @@ import fakes.llama_cpp
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
-from minisgl_client.commands.serve import greeting, prepare_model, settings_of
+from minisgl_client.commands.serve import engine_config, greeting, prepare_model, settings_of
 from minisgl_client.stages import Stages
 
 FREE = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -181,6 +181,34 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_repository
     environment = {"MINISGL_SETTINGS": '{"page_size": 32, "dtype": "bf16", "max_running": 5}'}
     given = settings_of(arguments_of("--dtype", "fp32", "--set", "max_running=6"), place, environment)
     assert given == {"page_size": 32, "dtype": "fp32", "max_running": 6}
+
+
+def test_the_models_own_configuration_stands_between_its_file_and_the_environment(tmp_path: Path) -> None:
+    place = repository(tmp_path, '{"model": "a/b", "page_size": 8, "queue_limit": 3}')
+    (place / "minisgl" / "config.pbtxt").write_text(
+        'backend: "python"\na_field_of_later_versions: 3\n'
+        'parameters { key: "model" value { string_value: "c/d" } }\n'
+        'parameters { key: "page_size" value { string_value: "32" } }\n'
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/x" } }\n'
+    )
+    config = engine_config(place, {"queue_limit": 5})
+    assert (config.model, config.page_size, config.queue_limit) == ("c/d", 32, 5)
+    (place / "minisgl" / "config.pbtxt").write_text("backend {")
+    with pytest.raises(ConfigError, match=r"config\.pbtxt can not be read"):
+        engine_config(place, {})
+
+
+@pytest.mark.slow
+def test_a_model_that_the_repository_names_is_not_named_again(tmp_path: Path) -> None:
+    place = repository(tmp_path / "models")
+    with (place / "minisgl" / "config.pbtxt").open("a") as file:
+        file.write('parameters { key: "device" value { string_value: "fake" } }\n')
+    with serving(tmp_path, "--model-repository", str(place), "--set", "page_size=8") as process:
+        until(process, sys.executable)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    given = re.search(r"settings (\{.*\})", errors)
+    assert given and json.loads(given[1]) == {"page_size": 8}
 
 
 def test_a_wrong_setting_of_the_repository_is_refused_before_the_server_starts(tmp_path: Path) -> None:

@@ -29,6 +29,13 @@ def test_later_layers_win(repository: Path) -> None:
     assert (config.page_size, config.max_running, config.token_budget, config.model) == (8, 9, 900, "a/b")
 
 
+@pytest.mark.parametrize("content", [b'{"model": "\xff"}', b"[" * 100_000, b'{"page_size": ' + b"9" * 5000 + b"}"])
+def test_a_settings_file_that_can_not_be_read_is_one_sentence(repository: Path, content: bytes) -> None:
+    (repository / "1" / "model.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.json "):
+        engine_config(initialize_args(repository), {})
+
+
 def test_tritons_own_parameters_are_left_alone(repository: Path) -> None:
     args = initialize_args(repository, {"EXECUTION_ENV_PATH": "/x.tar.gz"})
     assert engine_config(args, {}).page_size == 8
