@@ -8,11 +8,14 @@ parameter): it is accepted when both agree, else the request is refused. Nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+
+MAX_BYTES = 1 << 20
+"""Of the JSON object of either place. The stub reads it on Triton's own thread, so the bound comes before parsing."""
 
 BOOL_OPTIONS = ("stream", "exclude_input_in_output")
 """Inputs that may also be given as request parameters."""
@@ -133,8 +136,19 @@ def _written(value: Any) -> str:
 
 
 def _json_object(raw: str | bytes, field: str) -> dict[str, Any]:
+    if len(raw) > MAX_BYTES:
+        raise InvalidRequest(field, f"must hold at most {MAX_BYTES} bytes, got {len(raw)}")
+
+    def without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in values:
+                raise InvalidRequest(field, f"names {key[:64]!a} twice")
+            values[key] = value
+        return values
+
     try:
-        value = json.loads(raw) if raw else {}
+        value = json.loads(raw, object_pairs_hook=without_duplicates) if raw else {}
     except (ValueError, RecursionError):
         raise InvalidRequest(field, "is not valid JSON") from None
     if not isinstance(value, dict):

@@ -136,10 +136,7 @@ class Sender:
             else:
                 self._ask(id, reply, cancel)
         except Exception as error:  # of the link or the stub: the thread must live, and the client get its answer
-            self._log.log_error(f"minisgl: {self._name}: {error!r}")
-            if not reply.ended:
-                reply.fail(Status.INTERNAL, "the answer could not be sent")
-            self._forget(id)
+            self._give_up(id, reply, cancel, error)
         return True
 
     def _next(self) -> tuple[RequestId, Reply, list[Output]] | None:
@@ -170,6 +167,17 @@ class Sender:
             with self._changed:
                 self._polls.remove(id)
             cancel(id)  # the request ends as always, with the terminal output that this brings about
+
+    def _give_up(self, id: RequestId, reply: Reply, cancel: Cancel, error: Exception) -> None:
+        """Ends a request whose answer can not go on, here and in the engine, which would work for nobody."""
+        self._log.log_error(f"minisgl: {self._name}: {error!r}")
+        if not reply.ended:
+            reply.fail(Status.INTERNAL, "the answer could not be sent")
+        self._forget(id)
+        try:
+            cancel(id)
+        except Exception as failed:
+            self._log.log_error(f"minisgl: {self._name}: the engine was not told of the end: {failed!r}")
 
     def _forget(self, id: RequestId) -> None:
         with self._changed:

@@ -104,6 +104,21 @@ def test_a_tensor_that_is_no_json_object_is_refused_when_it_must_be_read(raw: by
         merge_sampling(raw, {"temperature": 1})
 
 
+def test_a_key_named_twice_is_refused_in_either_place() -> None:
+    with pytest.raises(InvalidRequest, match=r"^sampling_parameters: names 'top_k' twice"):
+        merge_sampling(b'{"top_k":1,"top_k":2}', {"temperature": 1})
+    with pytest.raises(InvalidRequest, match=r"^parameters: names 'seed' twice"):
+        read_parameters('{"seed":1,"seed":1}')
+
+
+def test_an_oversized_object_is_refused_before_it_is_parsed() -> None:
+    no_json = "x" * ((1 << 20) + 1)  # read, it would be refused for another reason
+    with pytest.raises(InvalidRequest, match=r"^parameters: must hold at most 1048576 bytes"):
+        read_parameters(no_json)
+    with pytest.raises(InvalidRequest, match=r"^sampling_parameters: must hold at most 1048576 bytes"):
+        merge_sampling(no_json.encode(), {"temperature": 1})
+
+
 @pytest.mark.parametrize(
     ("tensor", "parameters", "merged"),
     [(None, {}, None), (True, {}, True), (None, {"stream": False}, False), (True, {"stream": True}, True)],

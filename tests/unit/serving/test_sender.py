@@ -142,6 +142,16 @@ def test_an_exception_on_the_way_to_the_engine_ends_that_request_alone(desk: Des
     assert other.wait_final().text == "fine"
 
 
+def test_a_question_that_fails_ends_the_request_in_the_engine_too(desk: Desk) -> None:
+    def broken() -> None:
+        raise RuntimeError("the stub is gone")
+
+    sender = desk.open(0)
+    sender.on_poll = broken
+    assert sender.wait_final().answers[0].code == TritonError.INTERNAL
+    assert desk.link.wait_cancelled(1) == [0]
+
+
 def test_outputs_of_unknown_and_ended_requests_are_dropped(desk: Desk) -> None:
     sender = desk.open(0)
     desk.outbox.post([chunk(99, "nobody"), finished(0, "x")])
