@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings
-from minisgl_backend.errors import ConfigError, StartError
+from minisgl_backend.errors import ConfigError
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
 from minisgl_backend.serving import settings as triton_settings
@@ -232,8 +232,6 @@ def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages)
 
     Asks again for a second: the host may not have noticed yet that its holder is gone.
     """
-    import zmq
-
     from minisgl_backend.actors.launch import absolute
     from minisgl_backend.actors.link import retire
     from minisgl_backend.actors.rundir import engine_dir
@@ -248,8 +246,9 @@ def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages)
                 return
             interrupts.wait(_POLL_S)
         stages.note("the engine stays: another server holds it")
-    except (StartError, OSError, zmq.ZMQError):  # a timeout is an OSError
-        stages.note(f"the engine does not answer; without a holder it ends by itself within {config.lease_s:g} s")
+    except Exception as error:  # a socket's, a timeout: the server has ended, and its exit code must not change
+        reason = str(error) or type(error).__name__
+        stages.note(f"the engine does not answer ({reason}); without a holder it ends within {config.lease_s:g} s")
 
 
 def _reason(log: ServerLog, exit_code: int) -> str:
