@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.interface import AttentionBackend, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
@@ -26,9 +26,15 @@ from minisgl_backend.worker.slots import SlotState
 
 _MIB = 1 << 20
 
+ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool], AttentionBackend]] = {
+    "auto": TorchAttention,  # the only one, and right on every device
+    "torch": TorchAttention,
+}
+"""By the setting `attention`."""
+
 
 class TorchRunner:
-    """See StepRunner. Takes over model and pool."""
+    """See StepRunner. Takes over model and pool, which is that of `attention`."""
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class TorchRunner:
         device: Device,
         pool: PagedKvPool,
         *,
+        attention: AttentionBackend,
         max_running: int,
         context_tokens: int,
         token_budget: int,
@@ -43,7 +50,7 @@ class TorchRunner:
         self._model = model
         self._device = device
         self._pool = pool
-        self._attention = TorchAttention(pool)
+        self._attention = attention
         self._max_running = max_running
         self._context_tokens = context_tokens
         self._token_budget = token_budget
@@ -131,10 +138,12 @@ def build_torch_runner(
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
         def runner(num_pages: int) -> TorchRunner:
+            pool = PagedKvPool(shape, num_pages, config.page_size, device.torch_device)
             return TorchRunner(
                 model,
                 device,
-                PagedKvPool(shape, num_pages, config.page_size, device.torch_device),
+                pool,
+                attention=ATTENTION_BACKENDS[config.attention](pool),
                 max_running=config.max_running,
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,

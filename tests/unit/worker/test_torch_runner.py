@@ -6,7 +6,7 @@ That its tokens are right is the business of tests/numeric/.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -14,9 +14,11 @@ import torch
 
 from fakes.plans import Planner, generate
 from fakes.random_model import write_random_llama
-from minisgl_backend.config import resolve_config
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.errors import ConfigError, ModelUnsupported
+from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
 from minisgl_backend.messages.sampling import GREEDY, Sampling
@@ -24,6 +26,7 @@ from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.worker.build import build_runner
 from minisgl_backend.worker.runner import StepRunner
 from minisgl_backend.worker.scratch_plans import largest_plan
+from minisgl_backend.worker.torch_runner import ATTENTION_BACKENDS
 
 PROMPTS = [[5, 6, 7], list(range(40, 90)), [9], list(range(100, 117))]
 PAGE_BYTES = 2 * 2 * 16 * 2 * 8 * 4  # k and v, layers, tokens, kv heads, head_dim, fp32
@@ -92,8 +95,6 @@ def test_after_warm_up_no_slot_is_alive(folder: Path) -> None:
 
 
 def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from minisgl_backend.attention.torch_backend import TorchAttention
-
     seen: set[tuple[bool, bool, bool]] = set()
     original = TorchAttention.begin
 
@@ -107,6 +108,19 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(TorchAttention, "begin", watch)
     build(folder).warm_up()
     assert seen == {(True, False, False), (True, True, False), (False, True, True), (False, False, True)}
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(EngineConfig)["attention"]))
+def test_the_setting_chooses_the_attention_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    made: list[PagedKvPool] = []
+
+    def backend(pool: PagedKvPool) -> TorchAttention:
+        made.append(pool)
+        return TorchAttention(pool)
+
+    monkeypatch.setitem(ATTENTION_BACKENDS, name, backend)
+    runner = build(folder, attention=name)
+    assert made and made[-1].num_pages == runner.num_pages
 
 
 def test_warm_up_comes_before_the_first_plan(folder: Path) -> None:
