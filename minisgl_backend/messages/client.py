@@ -55,7 +55,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     parameters: bytes  # JSON object of sampling parameters; empty when none were given
     stream: bool  # many Chunks, or everything in the Finished
     exclude_input_in_output: bool | None  # None: not said by the client
-    client_id: str = ""  # the client's own id, an attribute only
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

@@ -74,11 +74,5 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     steps: int
 
 
-class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="step_failed"):
-    """A step could not be run at all; the group is restarted by the supervisor."""
-
-    message: str
-
-
 TextToScheduler = Sequence | Abort | Probe
 SchedulerToText = Progress | Gauges

@@ -89,8 +89,18 @@ def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -
         mlp_bias=_flag(config, "mlp_bias"),
         rope=read_rope(config),
         dtype=_dtype(config),
-        eos_token_ids=_eos_token_ids(config, generation),
+        eos_token_ids=tuple(sorted(end_tokens(config) | end_tokens(generation))),
     )
+
+
+def end_tokens(source: Mapping[str, Any]) -> set[int]:
+    """The ids that `eos_token_id` of a config.json or generation_config.json names. Raises ModelUnsupported."""
+    value = source.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ModelUnsupported(f"eos_token_id must be an id, a list of ids or null, got {value!r}")
+    return set(ids)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -105,19 +115,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if names[0] not in SUPPORTED_ARCHITECTURES:
         raise ModelUnsupported(f"architecture {names[0]!r} is not supported; supported are: {supported}")
     return names[0]
-
-
-def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    ids: list[int] = []
-    for file, source in (("config.json", config), ("generation_config.json", generation)):
-        value = source.get("eos_token_id")
-        for token in value if isinstance(value, list) else [value]:
-            if token is None:
-                continue
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise ModelUnsupported(f"{file}: eos_token_id must be an id, a list of ids or null, got {value!r}")
-            ids.append(token)
-    return tuple(sorted(set(ids)))
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

@@ -48,7 +48,6 @@ def read_request(request: InferenceRequest, id: RequestId) -> Request:
         parameters=merge_sampling(_bytes(tensors, "sampling_parameters") or b"", parameters.sampling),
         stream=merge_option("stream", _bool(tensors, "stream"), parameters.options) or False,
         exclude_input_in_output=merge_option(exclude, _bool(tensors, exclude), parameters.options),
-        client_id=request.request_id(),
     )
 
 

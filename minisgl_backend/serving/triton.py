@@ -35,8 +35,6 @@ class InferenceRequest(Protocol):
 
     def parameters(self) -> str: ...  # JSON object; values are bool, int, float or string
 
-    def request_id(self) -> str: ...  # the client's id, or ""
-
     def correlation_id(self) -> Any: ...  # int or str; 0 or "" without a sequence
 
     def flags(self) -> int: ...  # start and end of a sequence

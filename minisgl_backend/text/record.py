@@ -11,7 +11,6 @@ Tokens pile up until `take_output` is called; one call turns them into one outpu
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 from minisgl_backend.errors import RequestCancelled, RequestError, SequenceFailed
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output
@@ -60,11 +59,6 @@ class Record:
         """One output token. Ignored once ended: a cancel may overtake tokens on their way."""
         if self._end is None:
             self._fresh.append(token)
-
-    def on_tokens(self, tokens: Iterable[int]) -> None:
-        """Several output tokens, in order."""
-        if self._end is None:
-            self._fresh.extend(tokens)
 
     def on_end(self, reason: EndReason) -> None:
         """The scheduler let the sequence go. Ignored once ended."""

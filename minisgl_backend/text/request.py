@@ -77,13 +77,6 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def validate_request(
-    request: Request, tokenizer: Tokenizer, limits: RequestLimits, draw_seed: Callable[[], int]
-) -> Accepted:
-    """`check_request` and `tokenise` in one call, for prompts short enough to encode on the spot."""
-    return tokenise(check_request(request, tokenizer, limits), tokenizer, limits, draw_seed)
-
-
 def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits) -> Checked:
     """All that can be said of a request without tokenising it.
 

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
+from minisgl_backend.models.spec import end_tokens
 from minisgl_backend.text.byte_table import token_decoder
 from minisgl_backend.text.chat_template import ChatTemplate
 
@@ -199,15 +200,8 @@ def _model_vocab_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _union_of_eos(rust: RustTokenizer, named: Mapping[str, str], files: _ModelFiles) -> tuple[int, ...]:
-    found = set[int]()
-    own = rust.token_to_id(named["eos_token"]) if "eos_token" in named else None
-    if own is not None:
-        found.add(own)
     text_config = files.config.get("text_config")
-    for source in (files.config, text_config if isinstance(text_config, dict) else {}, files.generation_config):
-        entry = source.get("eos_token_id")
-        ids = entry if isinstance(entry, list) else [] if entry is None else [entry]
-        if not all(type(i) is int for i in ids):
-            raise ModelUnsupported(f"eos_token_id must be a number or a list of numbers, got {entry!r}")
-        found.update(i for i in ids if i >= 0)
-    return tuple(sorted(found))
+    found = end_tokens(files.config) | end_tokens(files.generation_config)
+    found |= end_tokens(text_config) if isinstance(text_config, dict) else set()
+    own = rust.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return tuple(sorted(found | ({own} if own is not None else set())))

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from fakes.text_requests import feed, validate_request
 from fakes.tokenizers import byte_level, byte_level_folder, sentencepiece_folder, write_folder
 from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.client import Finished, Request
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits, check_request, validate_request
+from minisgl_backend.text.request import RequestLimits, check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=2048, pool_tokens=4096)
@@ -55,7 +56,7 @@ def test_ml_03_a_model_that_names_no_end_runs_to_its_length(tmp_path: Path) -> N
     accepted = validate_request(plain("hi"), tokenizer, LIMITS, lambda: 0)
     assert (tokenizer.eos_token_ids, accepted.stop_token_ids) == ((), ())
     record = Record(RequestId(1), accepted, tokenizer)
-    record.on_tokens([2] * 16)
+    feed(record, [2] * 16)
     record.on_end(EndReason.LENGTH)
     end = record.take_output()
     assert isinstance(end, Finished) and (end.reason, end.num_output_tokens) == ("length", 16)

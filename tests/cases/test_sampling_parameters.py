@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 
+from fakes.text_requests import validate_request
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.text.parameters import parse_parameters, resolve_sampling
-from minisgl_backend.text.request import Accepted, RequestLimits, validate_request
+from minisgl_backend.text.request import Accepted, RequestLimits
 from minisgl_backend.text.tokenizer import Tokenizer
 
 CONTEXT = 32

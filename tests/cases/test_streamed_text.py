@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from fakes.text_requests import feed, validate_request
 from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, Request
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits, validate_request
+from minisgl_backend.text.request import RequestLimits
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
@@ -32,7 +33,7 @@ def deltas(tokenizer: Tokenizer, ids: list[int], interval: int = 1, **options: A
     """The texts of the outputs when an output is taken after every `interval` tokens."""
     r, texts = record(tokenizer, **options), []
     for start in range(0, len(ids), interval):
-        r.on_tokens(ids[start : start + interval])
+        feed(r, ids[start : start + interval])
         output = r.take_output()
         if isinstance(output, Chunk):
             texts.append(output.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fakes.text_requests import feed, validate_request
 from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request
@@ -11,7 +12,7 @@ from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits, validate_request
+from minisgl_backend.text.request import RequestLimits
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
@@ -41,8 +42,8 @@ def test_a_stream_gives_a_chunk_per_take_and_the_rest_with_the_end(byte_level: T
 def test_tokens_that_pile_up_leave_as_one_chunk(byte_level: Tokenizer) -> None:
     r = record(byte_level, stream=True)
     ids = ids_of_bytes(byte_level, b"one two")
-    r.on_tokens(ids[:3])
-    r.on_tokens(ids[3:])
+    feed(r, ids[:3])
+    feed(r, ids[3:])
     assert r.take_output() == Chunk(ID, "one two", pack_tokens(ids))
 
 
@@ -62,7 +63,7 @@ def test_without_streaming_everything_comes_once_behind_the_prompt(
 def test_a_stop_token_counts_and_is_not_shown(byte_level: Tokenizer) -> None:
     r = record(byte_level, stream=True)
     ids = [*ids_of_bytes(byte_level, b"hi"), 2]
-    r.on_tokens(ids)
+    feed(r, ids)
     r.on_end(EndReason.STOP)
     assert r.take_output() == Finished(ID, "hi", pack_tokens(ids), FinishReason.STOP, 4, 3)
 
@@ -85,7 +86,7 @@ def test_a_stop_token_with_a_text_of_its_own_is_not_shown_either(byte_level: Tok
 
 def test_with_ignore_eos_the_end_token_is_counted_and_the_answer_goes_on(byte_level: Tokenizer) -> None:
     r = record(byte_level, stream=False, parameters=b'{"ignore_eos": true}', exclude=True)
-    r.on_tokens([*ids_of_bytes(byte_level, b"a"), 2, *ids_of_bytes(byte_level, b"b")])
+    feed(r, [*ids_of_bytes(byte_level, b"a"), 2, *ids_of_bytes(byte_level, b"b")])
     r.on_end(EndReason.LENGTH)
     end = r.take_output()
     assert isinstance(end, Finished) and (end.text, end.num_output_tokens) == ("ab", 3)
@@ -99,7 +100,7 @@ def test_a_sequence_that_failed_or_was_let_go_ends_in_an_error(
     byte_level: Tokenizer, reason: EndReason, status: Status, stream: bool
 ) -> None:
     r = record(byte_level, stream=stream)
-    r.on_tokens(ids_of_bytes(byte_level, b"hi"))
+    feed(r, ids_of_bytes(byte_level, b"hi"))
     r.on_end(reason)
     end = r.take_output()
     assert isinstance(end, Failed) and end.status is status and end.message
@@ -123,5 +124,5 @@ def test_a_finished_answer_can_not_fail_any_more(byte_level: Tokenizer) -> None:
     r.on_end(EndReason.LENGTH)
     r.fail(EngineUnavailable("too late"))
     r.on_token(5)
-    r.on_tokens([5, 5])
+    feed(r, [5, 5])
     assert r.take_output() == Finished(ID, "", b"", FinishReason.LENGTH, 4, 0)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from fakes.text_requests import validate_request
 from fakes.tokenizers import byte_level_folder, ids_of_bytes
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
-from minisgl_backend.text.request import Accepted, RequestLimits, check_request, tokenise, validate_request
+from minisgl_backend.text.request import Accepted, RequestLimits, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=64, pool_tokens=1000)

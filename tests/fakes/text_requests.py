@@ -1,0 +1,23 @@
+"""What the text actor does with a request and with tokens, in one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from minisgl_backend.messages.client import Request
+from minisgl_backend.text.record import Record
+from minisgl_backend.text.request import Accepted, RequestLimits, check_request, tokenise
+from minisgl_backend.text.tokenizer import Tokenizer
+
+
+def validate_request(
+    request: Request, tokenizer: Tokenizer, limits: RequestLimits, draw_seed: Callable[[], int]
+) -> Accepted:
+    """As for a prompt short enough to encode on the spot."""
+    return tokenise(check_request(request, tokenizer, limits), tokenizer, limits, draw_seed)
+
+
+def feed(record: Record, tokens: Iterable[int]) -> None:
+    """Output tokens, in order."""
+    for token in tokens:
+        record.on_token(token)
