@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from minisgl_backend.actors.link import inspect
+from minisgl_backend.actors.connection import inspect
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE
 from minisgl_backend.messages.client import Stats
 
@@ -42,10 +42,17 @@ class Server:
     lines: list[str]
     http: str = ""  # http://host:port
     grpc: str = ""  # host:port
+    metrics: str = ""  # http://host:port/metrics
+
+    @property
+    def ports(self) -> list[str]:
+        """The options that give another server the same ports."""
+        urls = (("http", self.http), ("grpc", self.grpc), ("metrics", self.metrics.removesuffix("/metrics")))
+        return [part for name, url in urls for part in (f"--{name}-port", url.rpartition(":")[2])]
 
     @property
     def run_dir(self) -> Path:
-        """The engine's folder: the only one below this server's runtime folder."""
+        """The engine's folder: the only one below this server's runtime folder, which no other server shares."""
         (folder,) = self.runtime.iterdir()
         return folder
 
@@ -79,9 +86,11 @@ def serving(
 ) -> Iterator[Server]:
     """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready.
 
-    runtime: that of another server, to meet its engine. options: of tritonserver itself.
+    runtime: of several servers, and left to the caller; else one of its own, which goes with it. options: of
+    tritonserver itself.
     """
-    runtime = runtime or Path(tempfile.mkdtemp(prefix="msg-"))
+    own = runtime is None
+    runtime = Path(tempfile.mkdtemp(prefix="msg-")) if runtime is None else runtime
     sets = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
     minisgl = Path(sys.executable).parent / "minisgl"
     command = [
@@ -111,7 +120,8 @@ def serving(
         reader.join(timeout=5)
         assert process.stdout is not None
         process.stdout.close()
-        shutil.rmtree(runtime, ignore_errors=True)
+        if own:
+            shutil.rmtree(runtime, ignore_errors=True)
 
 
 def _die_with_us() -> None:
@@ -150,6 +160,14 @@ def engine_processes(runtime: Path) -> set[int]:
     return found
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """A zombie is not."""
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def eventually(look: Callable[[], T | None], patience_s: float, failure: Callable[[], str]) -> T:
     """Looks again and again at a world that is not ours to be told by: processes, sockets, a server."""
     deadline = time.monotonic() + patience_s
@@ -170,9 +188,9 @@ def _await_urls(server: Server) -> None:
     def found() -> bool:
         text = "\n".join(server.lines)
         assert server.process.poll() is None, f"minisgl serve ended:\n{text}"
-        http, grpc = re.search(r"HTTP +(http://\S+)", text), re.search(r"gRPC +(\S+)", text)
-        if http and grpc:
-            server.http, server.grpc = http[1], grpc[1]
-        return bool(http and grpc)
+        found = re.search(r"HTTP +(http://\S+)\s+gRPC +(\S+)\s+metrics +(\S+)", text)
+        if found:
+            server.http, server.grpc, server.metrics = found.groups()
+        return bool(found)
 
     eventually(found, START_S, lambda: "minisgl serve is not ready:\n" + "\n".join(server.lines))

@@ -13,6 +13,7 @@ import asyncio
 import os
 import queue
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count
@@ -27,6 +28,7 @@ from minisgl_backend.actors.host import TEXT_CAPACITY, engine
 from minisgl_backend.actors.internal import FromHolder, HolderId, ToText
 from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.rundir import runtime_root
 from minisgl_backend.config import resolve_config
 from minisgl_backend.errors import RequestError, StartError, Status, error_of
 from minisgl_backend.messages.client import (
@@ -87,6 +89,7 @@ class LLM:
         self._config = resolve_config({"model": str(model)}, settings)
         self._ids = count(1)
         self._boxes: dict[RequestId, queue.SimpleQueue[Output]] = {}
+        self._room = threading.Semaphore(self._config.queue_limit + self._config.max_running)  # what the engine takes
         self._stats: queue.SimpleQueue[Stats | None] = queue.SimpleQueue()  # None: there will be no more
         self._ready: Future[None] = Future()
         self._inbox: LocalMailbox[ToText] | None = None
@@ -118,10 +121,9 @@ class LLM:
         waiting = list(enumerate(zip(texts, params, strict=True)))[::-1]
         answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
         running: dict[RequestId, int] = {}
-        room = max(self._config.queue_limit, 1)
         try:
             while waiting or running:
-                while waiting and len(running) < room:
+                while waiting and self._room.acquire(blocking=not running):
                     index, (text, param) = waiting.pop()
                     running[self._submit(text, param, stream=False, box=answers)] = index
                 output = answers.get()
@@ -137,6 +139,7 @@ class LLM:
     def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
         """The answer piece by piece. Leaving the iterator early cancels the request."""
         box: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self._room.acquire()
         id = self._submit(prompt, sampling_params or SamplingParams(), stream=True, box=box)
         try:
             while True:
@@ -175,11 +178,17 @@ class LLM:
     def _submit(
         self, prompt: str, params: SamplingParams, *, stream: bool, box: queue.SimpleQueue[Output]
     ) -> RequestId:
-        id = RequestId(next(self._ids))
-        self._boxes[id] = box
-        # A lone surrogate can not be encoded; it is handed on as it is, for text/ to refuse by name.
-        text = prompt.encode("utf-8", "surrogatepass")
-        self._post(Request(id, text, params.to_json(), stream, exclude_input_in_output=True))
+        """The caller has acquired `_room`; the terminal output gives it back."""
+        try:
+            id = RequestId(next(self._ids))
+            # A lone surrogate can not be encoded; it is handed on as it is, for text/ to refuse by name.
+            text = prompt.encode("utf-8", "surrogatepass")
+            self._boxes[id] = box
+            self._post(Request(id, text, params.to_json(), stream, exclude_input_in_output=True))
+        except BaseException:
+            self._boxes.pop(id, None)
+            self._room.release()
+            raise
         return id
 
     def _forget(self, id: RequestId) -> None:
@@ -193,18 +202,20 @@ class LLM:
     # ── in the engine's thread ───────────────────────────────────────────────────────────────────────────────────
 
     def _put(self, message: Request | Cancel | Inspect) -> None:
-        if self._inbox is not None:
-            self._inbox.put(FromHolder(_ME, message))
+        if self._inbox is not None:  # our own bound is far below the mailbox's, so `post` passes no bound
+            self._inbox.post(FromHolder(_ME, message))
 
     def _at_end(self, error: BaseException | None) -> None:
         if not self._ready.done():
             self._ready.set_exception(error or _closed())
+        reason = str(_closed()) if error is None else f"the engine broke: {error!r}"
         for id, box in list(self._boxes.items()):
-            box.put(Failed(id, Status.CANCELLED, str(_closed())))
+            box.put(Failed(id, Status.CANCELLED, reason))
+            self._room.release()
         self._stats.put(None)
 
     async def _live(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="minisgl-llm-") as run_dir:
+        with tempfile.TemporaryDirectory(prefix="llm-", dir=runtime_root()) as run_dir:
             inbox = self._inbox = LocalMailbox(TEXT_CAPACITY)
             async with engine(self._config, self, inbox, Path(run_dir)):
                 inbox.put(FromHolder(_ME, Hello(PROTOCOL, os.getpid(), lease=True)))
@@ -215,10 +226,11 @@ class LLM:
         if isinstance(message, Outputs):
             for output in message.items:
                 box = self._boxes.get(output.id)
+                if not isinstance(output, Chunk):
+                    self._boxes.pop(output.id, None)
+                    self._room.release()
                 if box is not None:
                     box.put(output)
-                    if not isinstance(output, Chunk):
-                        self._boxes.pop(output.id, None)
         elif isinstance(message, Stats):
             self._stats.put(message)
         else:

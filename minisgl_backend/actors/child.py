@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq.asyncio
 
+from minisgl_backend.actors.executors.build import make_limits
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
@@ -42,21 +43,13 @@ def die_with(parent_pid: int) -> None:
 
 async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
     """Until Halt."""
-    from minisgl_backend.scheduler.limits import Limits
     from minisgl_backend.scheduler.scheduler import Scheduler
 
     inbox: WireInbox[ToScheduler] = WireInbox(context, home / "scheduler", ToScheduler, CAPACITY)
     host.put(Ready("scheduler", os.getpid(), 0))
     begin = await inbox.receive()
     assert isinstance(begin, Begin), begin
-    config = settings.config
-    limits = Limits(
-        max_running=config.max_running,
-        token_budget=config.token_budget,
-        page_size=config.page_size,
-        num_pages=begin.num_pages,
-        context_tokens=begin.context_tokens,
-    )
+    limits = make_limits(settings.config, begin.num_pages, begin.context_tokens)
     workers: list[WireOutlet[BatchPlan]] = [
         WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)
     ]

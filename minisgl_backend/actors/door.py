@@ -18,14 +18,16 @@ import zmq.asyncio
 
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
 from minisgl_backend.actors.lease import Leases
-from minisgl_backend.actors.mailbox import Outlet
+from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.wire import endpoint, send_now
 from minisgl_backend.messages.client import (
     PROTOCOL,
+    Cancel,
     EngineState,
     Goodbye,
     Health,
     Hello,
+    Request,
     Retire,
     ToHolder,
     ToHost,
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Door:
     """Binds `path`. Sets `deserted` when nobody has held a lease for `lease_s`, or an inspector retires the engine."""
 
-    def __init__(self, context: zmq.asyncio.Context, path: Path, to_text: Outlet[ToText], lease_s: float) -> None:
+    def __init__(self, context: zmq.asyncio.Context, path: Path, to_text: LocalMailbox[ToText], lease_s: float) -> None:
         path.unlink(missing_ok=True)
         self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -101,6 +103,8 @@ class Door:
                 self.deliver(holder, Health(EngineState.READY, "somebody holds a lease"))
             else:
                 self.deserted.set()
+        elif isinstance(message, Request | Cancel) and holder not in self._leases:
+            self.deliver(holder, Health(EngineState.STOPPING, "this lease has ended"))  # it must take a new one
         else:
             await self._to_text.send(FromHolder(holder, message))
             if isinstance(message, Hello) and message.lease and message.protocol == PROTOCOL:
@@ -109,7 +113,7 @@ class Door:
                 self._leases.take(holder, message.pid)
 
     def _lease_ended(self, holder: HolderId) -> None:
-        self._to_text.put(HolderGone(holder))
+        self._to_text.post(HolderGone(holder))
         if not len(self._leases):
             _log.info("nobody holds a lease: stopping in %g s", self._lease_s)
             self._arm(self._lease_s)

@@ -25,13 +25,16 @@ import zmq.asyncio
 
 from minisgl_backend.actors.door import Door
 from minisgl_backend.actors.executors.build import make_executor
-from minisgl_backend.actors.internal import Front, StateChanged, ToText
+from minisgl_backend.actors.internal import Front, Loaded, StateChanged, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.supervisor import Supervisor
 from minisgl_backend.actors.text import TextActor
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.client import EngineState
+from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.locate import locate_model
+from minisgl_backend.text.tokenizer import Tokenizer
 
 TEXT_CAPACITY = 1 << 17
 """Bound of the text actor's mailbox, in messages."""
@@ -45,7 +48,7 @@ async def engine(config: EngineConfig, front: Front, inbox: LocalMailbox[ToText]
     """Text actor and supervisor run while the body does. A start that fails is told to the holders as FAILED."""
     text = TextActor(config, inbox, front)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(text.run()), tasks.create_task(_supervise(config, inbox, run_dir))]
+        running = [tasks.create_task(text.run()), tasks.create_task(_bring_up(config, inbox, run_dir))]
         try:
             yield
         finally:
@@ -53,14 +56,34 @@ async def engine(config: EngineConfig, front: Front, inbox: LocalMailbox[ToText]
                 task.cancel()
 
 
-async def _supervise(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir: Path) -> None:
+async def _bring_up(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir: Path) -> None:
+    """Finds the model; then the tokenizer is loaded while the group starts. Whatever fails becomes FAILED."""
     try:
-        executor = await asyncio.to_thread(make_executor, config, run_dir)
-    except StartError as error:
-        await to_text.send(StateChanged(EngineState.FAILED, str(error), error.exit_code))
+        folder = await asyncio.to_thread(locate_model, config.model)
+        executor = await asyncio.to_thread(make_executor, config, folder, run_dir)
+    except Exception as error:
+        to_text.post(_failed(error))
         return
     supervisor = Supervisor(executor, to_text, page_size=config.page_size, max_restarts=config.max_restarts)
-    await supervisor.run()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load_text_side(config, to_text, folder))
+        tasks.create_task(supervisor.run())
+
+
+async def load_text_side(config: EngineConfig, to_text: LocalMailbox[ToText], folder: Path) -> None:
+    """What the text actor needs of the model, in a thread. Whatever fails becomes FAILED."""
+    try:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        to_text.post(Loaded(tokenizer, context_limit(config, folder)))
+    except Exception as error:
+        to_text.post(_failed(error))
+
+
+def _failed(error: Exception) -> StateChanged:
+    if isinstance(error, StartError):
+        return StateChanged(EngineState.FAILED, str(error), error.exit_code)
+    _log.error("the engine can not start", exc_info=error)
+    return StateChanged(EngineState.FAILED, f"could not start: {type(error).__name__}: {error}", 1)
 
 
 async def _host(config: EngineConfig, run_dir: Path, ready_fd: int) -> None:
@@ -109,7 +132,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _take_lock(run_dir / "host.lock")
     config = msgspec.json.decode((run_dir / "host.json").read_bytes(), type=EngineConfig)
-    asyncio.run(_host(config, run_dir, ready_fd))
+    asyncio.new_event_loop().run_until_complete(_host(config, run_dir, ready_fd))
+    logging.shutdown()
+    os._exit(0)  # a thread may still download or tokenise: nobody waits for it, and our lock must be free
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from minisgl_backend.messages.client import Cancel, EngineState, Hello, Inspect,
 from minisgl_backend.messages.engine import Gauges, Progress, TextToScheduler
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.text.request import Accepted
+from minisgl_backend.text.tokenizer import Tokenizer
 
 HolderId = NewType("HolderId", bytes)
 """A connection to the host: a bridge, an `LLM`, an inspector."""
@@ -56,8 +57,21 @@ class EngineUp:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineDown:
+    """The group is no more: every open request is answered UNAVAILABLE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the text actor needs of the model."""
+
+    tokenizer: Tokenizer
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateChanged:
-    """The engine is not (or no longer) ready: every open request is answered UNAVAILABLE, except while STARTING."""
+    """RESTARTING and FAILED with their reason; STARTING with a line of progress, of the first start or a later one."""
 
     state: EngineState
     detail: str
@@ -72,4 +86,4 @@ class Tokenised:
     outcome: Accepted | RequestError
 
 
-ToText = FromHolder | HolderGone | Tokenised | EngineUp | StateChanged | Progress | Gauges
+ToText = FromHolder | HolderGone | Loaded | Tokenised | EngineUp | EngineDown | StateChanged | Progress | Gauges

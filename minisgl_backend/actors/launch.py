@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl_backend.actors.rundir import engine_dir, is_locked, locked
+from minisgl_backend.actors.rundir import engine_dir, is_locked, locked, prune
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import StartError
+from minisgl_backend.models.locate import FETCHABLE
 
 _START_PATIENCE_S = 30.0
 
@@ -34,6 +35,8 @@ class Place:
 def absolute(config: EngineConfig) -> EngineConfig:
     """The same settings, meaning the same model from any working directory."""
     folder = Path(config.model).expanduser()
+    if config.model in FETCHABLE:  # as locate_model: a folder of that name in the way is not meant
+        return config
     return msgspec.structs.replace(config, model=str(folder.resolve())) if folder.is_dir() else config
 
 
@@ -42,7 +45,10 @@ def find_or_start(config: EngineConfig) -> Place:
     run_dir = engine_dir(config)
     with locked(run_dir / "start.lock"):
         place = find(run_dir)
-        return place if place is not None else _start(config, run_dir)
+        if place is None:
+            prune(run_dir)
+            place = _start(config, run_dir)
+        return place
 
 
 def find(run_dir: Path) -> Place | None:
@@ -58,9 +64,12 @@ def find(run_dir: Path) -> Place | None:
 def _start(config: EngineConfig, run_dir: Path) -> Place:
     """The host forks away from the process we start, so it is nobody's child, and says its pid through a pipe."""
     (run_dir / "host.json").write_bytes(msgspec.json.encode(config))
+    log_file = run_dir / "engine.log"
+    if log_file.exists():
+        log_file.replace(run_dir / "engine.log.1")
     told, tells = os.pipe()
     try:
-        with (run_dir / "engine.log").open("wb") as log:
+        with log_file.open("wb") as log:
             command = [_python(), "-P", "-m", "minisgl_backend.actors.host", str(run_dir), str(tells)]
             process = subprocess.Popen(
                 command,
@@ -72,14 +81,17 @@ def _start(config: EngineConfig, run_dir: Path) -> Place:
                 pass_fds=(tells,),
             )
         os.close(tells)
+        tells = -1
         process.wait()
         heard, _, _ = select.select([told], [], [], _START_PATIENCE_S)
         word = os.read(told, 32) if heard else b""
     finally:
         os.close(told)
+        if tells >= 0:
+            os.close(tells)
     if not word:
         problem = "ended at its start" if heard else f"did not come up within {_START_PATIENCE_S:g} s"
-        raise StartError(f"the engine host {problem}; its log: {run_dir / 'engine.log'}")
+        raise StartError(f"the engine host {problem}; its log: {log_file}")
     return Place(run_dir, int(word))
 
 

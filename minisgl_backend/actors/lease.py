@@ -22,6 +22,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._pidfds)
 
+    def __contains__(self, holder: HolderId) -> bool:
+        return holder in self._pidfds
+
     def take(self, holder: HolderId, pid: int) -> None:
         """A second Hello of the same holder changes nothing. A process that is gone already ends its lease at once."""
         if holder in self._pidfds:

@@ -4,7 +4,8 @@ An actor owns one `Inbox` and holds `Outlet`s to others. Two implementations of 
 (here) and `WireInbox`/`WireOutlet` between processes (actors/wire.py); an actor's code does not know which it has.
 
 Every mailbox is bounded. What happens when one is full is chosen at the call: `send` waits, `put` refuses with
-MailboxFull. Nothing is ever dropped silently.
+Undeliverable. Nothing is ever dropped silently. Only the few messages on which all else depends (a death, the end
+of a lease) may pass the bound of a LocalMailbox, by `post`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ M_co = TypeVar("M_co", covariant=True)
 M_contra = TypeVar("M_contra", contravariant=True)
 
 
-class MailboxFull(Exception):
-    """The receiver is far behind: at the bounds we choose, it is stuck."""
+class Undeliverable(Exception):
+    """The receiver is gone, or so far behind that, at the bounds we choose, it is stuck."""
 
 
 class Inbox(Protocol[M_co]):
@@ -43,7 +44,7 @@ class Outlet(Protocol[M_contra]):
         ...
 
     def put(self, message: M_contra) -> None:
-        """Raises MailboxFull instead of waiting."""
+        """Raises Undeliverable instead of waiting."""
         ...
 
     def close(self) -> None: ...
@@ -53,22 +54,36 @@ class LocalMailbox(Generic[M]):
     """Both ends of a mailbox within one event loop."""
 
     def __init__(self, capacity: int) -> None:
-        self._queue: asyncio.Queue[M] = asyncio.Queue(capacity)
+        assert capacity > 0
+        self._capacity = capacity
+        self._queue: asyncio.Queue[M] = asyncio.Queue()
+        self._taken = asyncio.Event()  # set when a message was taken since somebody found the mailbox full
 
     async def receive(self) -> M:
-        return await self._queue.get()
+        message = await self._queue.get()
+        self._taken.set()
+        return message
 
     def receive_nowait(self) -> M | None:
-        return self._queue.get_nowait() if not self._queue.empty() else None
+        if self._queue.empty():
+            return None
+        self._taken.set()
+        return self._queue.get_nowait()
 
     async def send(self, message: M) -> None:
-        await self._queue.put(message)
+        while self._queue.qsize() >= self._capacity:
+            self._taken.clear()
+            await self._taken.wait()
+        self._queue.put_nowait(message)
 
     def put(self, message: M) -> None:
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
-            raise MailboxFull(f"{self._queue.maxsize} messages are waiting") from None
+        if self._queue.qsize() >= self._capacity:
+            raise Undeliverable(f"{self._capacity} messages are waiting")
+        self._queue.put_nowait(message)
+
+    def post(self, message: M) -> None:
+        """Delivers in any case: for messages whose number is bounded by what they speak of."""
+        self._queue.put_nowait(message)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -7,7 +7,7 @@
         ├── host.pid         of that host
         ├── host.json        its settings
         ├── door             socket: holders of a lease ↔ host
-        ├── engine.log       what host, scheduler and workers print
+        ├── engine.log       what host, scheduler and workers print; engine.log.1: of the host before
         └── gN/              one engine group (N counts restarts): its sockets and its settings
 
 The same settings give the same key: a restarted tritonserver finds its warm engine, and another model or another
@@ -19,7 +19,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +29,13 @@ from pathlib import Path
 import msgspec
 
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import ConfigError
+from minisgl_backend.errors import ConfigError, StartError
 
 RUNTIME_VARIABLE = "MINISGL_RUNTIME_DIR"
+
+_INHERITED = ("CUDA_VISIBLE_DEVICES", "MINISGL_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
+_LOCK_PATIENCE_S = 120.0  # longer than any start takes under its lock
+_KEPT_S = 86_400.0
 _SOCKET_PATH_LIMIT = 100  # Linux takes 107 bytes; the deepest socket adds "/gNNNN/worker-NNN"
 
 
@@ -38,44 +44,77 @@ def engine_dir(config: EngineConfig) -> Path:
 
     Raises ConfigError when the place is not safe (owned by somebody else, open to others) or too deep for sockets.
     """
-    folder = _runtime_root() / _key(config)
+    folder = runtime_root() / _key(config)
     if len(os.fsencode(folder)) + 18 > _SOCKET_PATH_LIMIT:
         raise ConfigError(f"the path {folder} is too long for a local socket: set {RUNTIME_VARIABLE} to a shorter one")
     folder.mkdir(mode=0o700, exist_ok=True)
+    _check_owner(folder)
     return folder
 
 
-def _runtime_root() -> Path:
+def runtime_root() -> Path:
+    """The folder that only this user can enter. Raises ConfigError when it is not so."""
     if given := os.environ.get(RUNTIME_VARIABLE):
-        root = Path(given)
+        root = Path(given).expanduser().resolve()
     elif (given := os.environ.get("XDG_RUNTIME_DIR")) and os.access(given, os.W_OK):
         root = Path(given) / "minisgl"
     else:
         root = Path(f"/tmp/minisgl-{os.getuid()}")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = root.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise ConfigError(
-            f"the folder {root} must belong to this user and be closed to others (mode 0700): "
-            f"mend it, or set {RUNTIME_VARIABLE} to another folder"
-        )
+    _check_owner(root)
     return root
 
 
+def _check_owner(folder: Path) -> None:
+    """A link is refused too: /tmp is everybody's, and whoever made the link could turn it elsewhere later."""
+    status = folder.lstat()
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not ours or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"{folder} must be a folder that belongs to this user and is closed to others (mode 0700): "
+            f"mend it, or set {RUNTIME_VARIABLE} to another folder"
+        )
+
+
 def _key(config: EngineConfig) -> str:
-    """Settings and code: an engine that runs other code than its holder would read must not be met."""
+    """All that makes an engine the one its holder wants: settings, the environment it inherits, its cores, and this
+    code (an engine that runs other code than its holder would read must not be met).
+    """
     package = Path(__file__).resolve().parent.parent
     newest = max(path.stat().st_mtime_ns for path in package.rglob("*.py"))
-    parts = (msgspec.json.encode(config), os.fsencode(package), str(newest).encode())
+    inherited = "\0".join(os.environ.get(name, "") for name in _INHERITED)
+    cores = str(sorted(os.sched_getaffinity(0)))
+    parts = (msgspec.json.encode(config), os.fsencode(package), f"{newest} {cores} {inherited}".encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, waiting for it. Blocking: for threads, not for a loop."""
+    """Holds the lock file `path`, waiting for it within bounds. Blocking: for threads, not for a loop.
+
+    Raises StartError when another process never lets it go.
+    """
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StartError(f"another process holds {path}") from None
+                time.sleep(0.02)
         yield
+
+
+def prune(run_dir: Path) -> None:
+    """Removes the folders of engines beside `run_dir` that ended a day ago: each change of settings makes a new one."""
+    for folder in run_dir.parent.iterdir():
+        log = folder / "engine.log"
+        if folder == run_dir or not log.is_file() or time.time() - log.stat().st_mtime < _KEPT_S:
+            continue
+        if not is_locked(folder / "host.lock") and not is_locked(folder / "start.lock"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_locked(path: Path) -> bool:

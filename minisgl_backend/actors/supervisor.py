@@ -1,7 +1,7 @@
 """The supervisor: keeps one engine group alive and tells the text actor of its state.
 
     STARTING ──ready──► READY ──a member dies──► RESTARTING ──ready──► READY
-        └── fatal, died before it was ever ready, or too many deaths in a row ──► FAILED   (terminal)
+        └──── died before it was ever ready, or too many deaths in a row ────► FAILED   (terminal)
 
 Back-off doubles from zero: at once, 0.5 s, 1 s, 2 s … 30 s. A finished sequence resets it.
 """
@@ -13,8 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from minisgl_backend.actors.executors.group import Executor, GroupDied
-from minisgl_backend.actors.internal import EngineUp, StateChanged, ToText
-from minisgl_backend.actors.mailbox import Outlet
+from minisgl_backend.actors.internal import EngineDown, EngineUp, StateChanged, ToText
+from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.messages.client import EngineState
 from minisgl_backend.messages.engine import EndReason, Progress, SchedulerToText
 
@@ -28,7 +28,7 @@ class Supervisor:
     def __init__(
         self,
         executor: Executor,
-        to_text: Outlet[ToText],
+        to_text: LocalMailbox[ToText],
         *,
         page_size: int,
         max_restarts: int,
@@ -49,13 +49,16 @@ class Supervisor:
             generation += 1
             try:
                 await self._one_group(generation)
-            except GroupDied as died:
-                _log.error("engine group %d: %s", generation, died)
+            except Exception as error:
+                died = (
+                    error if isinstance(error, GroupDied) else GroupDied("executor", f"{type(error).__name__}: {error}")
+                )
+                _log.error("engine group %d: %s", generation, died, exc_info=None if died is error else error)
                 self._deaths_in_a_row += 1
-                if died.fatal or not self._was_ready or self._deaths_in_a_row > self._max_restarts:
-                    await self._to_text.send(self._epitaph(died))
+                if not self._was_ready or self._deaths_in_a_row > self._max_restarts:
+                    self._to_text.post(self._epitaph(died))
                     return
-                await self._to_text.send(StateChanged(EngineState.RESTARTING, str(died)))
+                self._to_text.post(StateChanged(EngineState.RESTARTING, str(died)))
                 await self._wait(self._backoff_s())
 
     async def _one_group(self, generation: int) -> None:
@@ -63,8 +66,11 @@ class Supervisor:
             _log.info("engine group %d is ready: %d pages", generation, group.num_pages)
             self._was_ready = True
             pool_tokens = group.num_pages * self._page_size
-            await self._to_text.send(EngineUp(group.to_scheduler, pool_tokens, group.pids))
-            await asyncio.get_running_loop().create_future()  # until a death or a cancel
+            self._to_text.post(EngineUp(group.to_scheduler, pool_tokens, group.pids))
+            try:
+                await asyncio.get_running_loop().create_future()  # until a death or a cancel
+            finally:  # first of all, before the rest of the group is stopped: clients wait
+                self._to_text.post(EngineDown())
 
     async def _deliver(self, message: SchedulerToText) -> None:
         if isinstance(message, Progress) and any(
@@ -75,7 +81,7 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         _log.info("%s", line)
-        self._to_text.put(StateChanged(EngineState.STARTING, line))
+        self._to_text.post(StateChanged(EngineState.STARTING, line))
 
     def _backoff_s(self) -> float:
         if self._deaths_in_a_row <= 1:
@@ -83,8 +89,7 @@ class Supervisor:
         return min(0.5 * 2.0 ** (self._deaths_in_a_row - 2), _LONGEST_BACKOFF_S)
 
     def _epitaph(self, died: GroupDied) -> StateChanged:
-        if died.fatal:
-            return StateChanged(EngineState.FAILED, died.message, died.exit_code)
         if not self._was_ready:
-            return StateChanged(EngineState.FAILED, f"could not start: {died}", 1)
+            reason = died.message if died.fatal else f"could not start: {died}"
+            return StateChanged(EngineState.FAILED, reason, died.exit_code)
         return StateChanged(EngineState.FAILED, f"died {self._deaths_in_a_row} times in a row, last: {died}", 1)

@@ -17,18 +17,20 @@ import secrets
 from dataclasses import dataclass
 
 from minisgl_backend.actors.internal import (
+    EngineDown,
     EngineUp,
     FromHolder,
     Front,
     HolderGone,
     HolderId,
+    Loaded,
     StateChanged,
     Tokenised,
     ToText,
 )
-from minisgl_backend.actors.mailbox import LocalMailbox, MailboxFull, Outlet
+from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, SequenceFailed, StartError, Status
+from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, SequenceFailed, Status
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -43,16 +45,17 @@ from minisgl_backend.messages.client import (
     Stats,
     Welcome,
 )
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, Sequence, TextToScheduler
+from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
-from minisgl_backend.models.limits import context_limit
-from minisgl_backend.models.locate import locate_model
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, Checked, RequestLimits, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
-_LONG_PROMPT_BYTES = 16_384
-"""From here on tokenising takes milliseconds: it then runs in a thread, so that other streams keep their pace."""
+_LONG_PROMPT_BYTES = 2_048
+"""From here on tokenising takes about a millisecond: it then runs in a thread, and other streams keep their pace."""
+
+_MESSAGES_A_FLUSH = 32
+"""A burst of requests must not keep the tokens of running streams back."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class TextActor:
         self._tokenizer: Tokenizer | None = None
         self._context_tokens = 0
         self._limits: RequestLimits | None = None
-        self._to_scheduler: Outlet[TextToScheduler] | None = None
+        self._engine: EngineUp | None = None
         self._health = Health(EngineState.STARTING, "starting")
         self._holders: dict[HolderId, None] = {}  # in order of arrival
         self._open: dict[SequenceId, _Open] = {}
@@ -85,7 +88,6 @@ class TextActor:
         self._touched: dict[SequenceId, None] = {}  # records with something to say, in order
         self._outputs: dict[HolderId, list[Output]] = {}
         self._inspectors: list[HolderId] = []
-        self._pids: tuple[tuple[str, int], ...] = ()
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -93,19 +95,15 @@ class TextActor:
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
-            await self._load()
             while True:
-                message: ToText | None = await self._inbox.receive()
-                while message is not None:
-                    self._take(message)
+                self._take(await self._inbox.receive())
+                for _ in range(_MESSAGES_A_FLUSH - 1):
                     message = self._inbox.receive_nowait()
+                    if message is None:
+                        break
+                    self._take(message)
                 self._flush()
-
-    async def _load(self) -> None:
-        try:
-            self._tokenizer, self._context_tokens = await asyncio.to_thread(_load_model_texts, self._config)
-        except StartError as error:
-            self._become(Health(EngineState.FAILED, str(error), error.exit_code))
+                await asyncio.sleep(0)  # a full inbox never makes us wait: the loop must turn all the same
 
     def _take(self, message: ToText) -> None:
         if isinstance(message, Progress):
@@ -116,8 +114,15 @@ class TextActor:
             self._on_tokenised(message)
         elif isinstance(message, HolderGone):
             self._on_holder_gone(message.holder)
+        elif isinstance(message, Loaded):
+            self._tokenizer, self._context_tokens = message.tokenizer, message.context_tokens
+            self._ready_when_complete()
         elif isinstance(message, EngineUp):
-            self._on_engine_up(message)
+            self._starts += 1
+            self._engine = message
+            self._ready_when_complete()
+        elif isinstance(message, EngineDown):
+            self._on_engine_down()
         elif isinstance(message, StateChanged):
             self._on_state(message)
         else:
@@ -160,10 +165,12 @@ class TextActor:
 
     def _admit(self) -> tuple[RequestLimits, Tokenizer]:
         """Raises the reason for which nothing can be taken in now."""
-        if self._to_scheduler is None or self._limits is None or self._tokenizer is None:
+        if self._health.state is EngineState.FAILED:
+            raise EngineUnavailable("the engine is down; the server's log says why")
+        if self._engine is None or self._limits is None or self._tokenizer is None:
             raise EngineUnavailable("the engine is not ready; try again in a moment")
         if len(self._open) > self._config.queue_limit + self._config.max_running:
-            raise QueueFull(f"{self._config.queue_limit} requests are waiting already; try again later")
+            raise QueueFull("the queue is full; try again later")
         return self._limits, self._tokenizer
 
     async def _tokenise_beside(
@@ -194,15 +201,13 @@ class TextActor:
         self._tell_scheduler(accepted.sequence(id))
 
     def _tell_scheduler(self, message: TextToScheduler) -> None:
-        """The mailbox is far larger than the queue limit: it is only ever full when the scheduler is stuck."""
-        if self._to_scheduler is None:
+        """The mailbox is far larger than the queue limit: it refuses only when the scheduler is stuck or gone."""
+        if self._engine is None:
             return
         try:
-            self._to_scheduler.put(message)
-        except MailboxFull:
-            _log.error("the scheduler does not take messages")
-            if isinstance(message, Sequence):
-                self._end(message.id, Status.UNAVAILABLE, "the engine is overloaded; try again later")
+            self._engine.to_scheduler.put(message)
+        except Undeliverable as error:  # its EngineDown is on its way, and answers everybody
+            _log.error("the scheduler does not take messages: %s", error)
 
     def _on_progress(self, progress: Progress) -> None:
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
@@ -271,29 +276,29 @@ class TextActor:
             self._end(id, Status.CANCELLED, "the client is gone")
         self._outputs.pop(holder, None)
 
-    def _on_engine_up(self, up: EngineUp) -> None:
-        self._starts += 1
-        self._pids = up.pids
-        if self._tokenizer is None:  # FAILED was said already
+    def _ready_when_complete(self) -> None:
+        if self._engine is None or self._tokenizer is None:
             return
-        self._to_scheduler = up.to_scheduler
-        self._limits = RequestLimits(context_tokens=self._context_tokens, pool_tokens=up.pool_tokens)
-        self._become(Health(EngineState.READY, f"ready: {up.pool_tokens} tokens of KV"))
+        pool_tokens = self._engine.pool_tokens
+        self._limits = RequestLimits(context_tokens=self._context_tokens, pool_tokens=pool_tokens)
+        self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
 
-    def _on_state(self, change: StateChanged) -> None:
-        if self._health.state is EngineState.FAILED:
-            return
-        if change.state is EngineState.STARTING:  # a line of progress, of the first start or of a later one
-            self._become(Health(self._health.state, change.detail))
-            return
-        self._to_scheduler = None
-        self._pids = ()
+    def _on_engine_down(self) -> None:
+        self._engine = None
         for id in list(self._open):
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(None))
         self._inspectors.clear()
-        self._become(Health(change.state, change.detail, change.exit_code))
+        self._become(Health(EngineState.RESTARTING, "the engine died"))
+
+    def _on_state(self, change: StateChanged) -> None:
+        if self._health.state is EngineState.FAILED:
+            return
+        if change.state is EngineState.STARTING:
+            self._become(Health(self._health.state, change.detail))
+        else:
+            self._become(Health(change.state, change.detail, change.exit_code))
 
     def _become(self, health: Health) -> None:
         self._flush()
@@ -304,7 +309,7 @@ class TextActor:
             self._front.give_up()
 
     def _on_inspect(self, holder: HolderId) -> None:
-        if self._to_scheduler is None:
+        if self._engine is None:
             self._front.deliver(holder, self._stats(None))
         else:
             self._inspectors.append(holder)
@@ -327,14 +332,8 @@ class TextActor:
             total_pages=known.total_pages,
             steps=known.steps,
             restarts=max(0, self._starts - 1),
-            pids=self._pids,
+            pids=self._engine.pids if self._engine is not None else (),
         )
-
-
-def _load_model_texts(config: EngineConfig) -> tuple[Tokenizer, int]:
-    """The tokenizer, and the context limit in tokens. Raises StartError."""
-    folder = locate_model(config.model)
-    return Tokenizer.load(folder), context_limit(config, folder)
 
 
 def _draw_seed() -> int:

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from minisgl_backend.actors.mailbox import MailboxFull
+from minisgl_backend.actors.mailbox import Undeliverable
 from minisgl_backend.messages.codec import Decoder, encode
 
 M = TypeVar("M")
@@ -91,7 +91,9 @@ class WireOutlet(Generic[M]):
         try:
             send_now(self._socket, (encode(message),))  # type: ignore[arg-type]
         except zmq.Again:
-            raise MailboxFull("the receiving process does not read") from None
+            raise Undeliverable("the receiving process does not read") from None
+        except zmq.ZMQError as error:  # closed: its group is being stopped
+            raise Undeliverable(f"the receiving process is gone ({error})") from None
 
     def close(self) -> None:
         self._socket.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 from minisgl_backend.actors.executors.build import make_limits
 from minisgl_backend.actors.executors.inline import InlineExecutor
+from minisgl_backend.actors.host import load_text_side
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.supervisor import Supervisor
@@ -144,9 +145,10 @@ class FakeEngine:
     def __init__(self, config: EngineConfig, num_pages: int) -> None:
         self.config = config
         self._num_pages = num_pages
-        self.inbox: LocalMailbox[ToText] = LocalMailbox(0)
+        self.inbox: LocalMailbox[ToText] = LocalMailbox(1 << 16)
         self.ranks: list[FakeRank] = []
         self.gave_up = False
+        self.text: TextActor | None = None
         self.backoffs: list[float] = []
         self._holders: dict[HolderId, Holder] = {}
 
@@ -197,8 +199,10 @@ async def fake_engine(
     )
     async with asyncio.timeout(20):
         async with asyncio.TaskGroup() as tasks:
+            await load_text_side(config, fake.inbox, model)
+            fake.text = TextActor(config, fake.inbox, fake)
             running = [
-                tasks.create_task(TextActor(config, fake.inbox, fake).run()),
+                tasks.create_task(fake.text.run()),
                 tasks.create_task(supervisor.run()),
             ]
             try:

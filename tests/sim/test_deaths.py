@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from fakes.engine import FakeEngine, fake_engine
+from minisgl_backend.actors.internal import EngineDown
+from minisgl_backend.actors.mailbox import Undeliverable
 from minisgl_backend.errors import ModelUnsupported, Status
 from minisgl_backend.messages.client import EngineState, Failed
-from minisgl_backend.messages.plan import BatchPlan
+from minisgl_backend.messages.engine import Progress
+from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.fake import FakeRunner
 
 
@@ -41,6 +45,64 @@ async def test_a_worker_death_answers_everybody_and_the_engine_comes_back(tiny_l
         stats = await holder.idle()
         assert stats.restarts == 1
         assert engine.ranks[0].closed
+
+
+async def test_messages_that_come_while_a_group_dies_kill_nobody(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a death and its announcement the way to the scheduler is closed already."""
+    async with fake_engine(tiny_llama) as engine:
+        holder, other = engine.holder(b"holder"), engine.holder(b"other")
+        ids = [holder.request("the cat", max_tokens=900) for _ in range(3)]
+        gone = other.request("the cat", max_tokens=900)
+        await holder.until(lambda: all(holder.outputs[id] for id in ids))
+
+        def closed(message: object) -> None:
+            raise Undeliverable("closed")
+
+        text = engine.text
+        assert text is not None and text._engine is not None
+        monkeypatch.setattr(text._engine.to_scheduler, "put", closed)
+        holder.cancel(ids[0])
+        other.leave()
+        late = holder.request("the cat", max_tokens=3)
+        end = await holder.answer(ids[0])
+        assert isinstance(end, Failed) and end.status is Status.CANCELLED
+        engine.inbox.post(EngineDown())
+        for id in (*ids[1:], late):
+            end = await holder.answer(id)
+            assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+        assert not other.ended(gone)
+
+
+async def test_a_scheduler_death_answers_everybody_too(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_engine(tiny_llama) as engine:
+        holder = engine.holder()
+        ids = [holder.request("the cat", max_tokens=100) for _ in range(4)]
+
+        def breaks(self: Scheduler, result: StepResult) -> Progress:
+            monkeypatch.undo()
+            raise AssertionError("our own fault")
+
+        monkeypatch.setattr(Scheduler, "apply", breaks)
+        for id in ids:
+            end = await holder.answer(id)
+            assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+        await holder.until(lambda: holder.healths[-1].state is EngineState.READY)
+        assert await holder.text(holder.request("the cat", max_tokens=5))
+        await holder.idle()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe not utf-8", b"{", b"[]"])
+async def test_a_broken_tokenizer_file_is_a_failed_start_and_never_a_dead_host(
+    tmp_path: Path, tiny_llama: Path, content: bytes
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    async with fake_engine(tmp_path, ready=False) as engine:
+        holder = engine.holder()
+        health = await holder.state(EngineState.FAILED)
+        assert health.exit_code != 0 and health.detail
 
 
 async def test_a_start_that_fails_is_not_tried_again(tiny_llama: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,12 @@ def llm(tiny_llama: Path) -> Iterator[LLM]:
         yield llm
 
 
+def _until_idle(llm: LLM) -> None:
+    deadline = time.monotonic() + 10
+    while (stats := llm.stats()).open_requests or stats.running or stats.free_pages < stats.total_pages:
+        assert time.monotonic() < deadline, stats
+
+
 def test_answers_come_in_the_order_of_the_prompts_however_many_they_are(llm: LLM) -> None:
     prompts = [("the cat " * (1 + 11 * i % 17)).strip() for i in range(50)]  # far over the queue limit
     answers = llm.generate(prompts, GREEDY, progress=False)
@@ -36,6 +44,27 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
         llm.generate(["the"] * 2, params)
 
 
+def test_two_threads_may_generate_at_once(llm: LLM) -> None:
+    """Together they ask for far more than the engine takes in at a time; none is refused for it."""
+    answers: list[int] = []
+
+    def work() -> None:
+        answers.extend(one.num_output_tokens for one in llm.generate(["the cat"] * 60, GREEDY, progress=False))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [10] * 180
+
+
+def test_rb_07_ten_thousand_prompts_in_one_list_are_answered_in_order(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=1 + index % 2) for index in range(10_000)]
+    answers = llm.generate(["the"] * 10_000, params, progress=False)
+    assert [one.num_output_tokens for one in answers] == [1 + index % 2 for index in range(10_000)]
+
+
 def test_a_stream_joined_is_the_answer(llm: LLM) -> None:
     pieces = list(llm.stream("the cat", GREEDY))
     (answer,) = llm.generate("the cat", GREEDY)
@@ -49,16 +78,13 @@ def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
     stream = llm.stream("the cat", SamplingParams(max_tokens=900))
     next(stream)
     stream.close()
-    while (stats := llm.stats()).running or stats.open_requests:
-        pass
-    assert stats.free_pages == stats.total_pages
+    _until_idle(llm)
 
 
 def test_a_refused_prompt_raises_and_cancels_the_others(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="text_input"):
         llm.generate(["the cat", "", "the cat"], SamplingParams(max_tokens=900))
-    while llm.stats().open_requests:
-        pass
+    _until_idle(llm)
     with pytest.raises(InvalidRequest, match="temperature"):
         llm.generate("the", SamplingParams(temperature=float("nan")))
     with pytest.raises(InvalidRequest, match="text_input"):

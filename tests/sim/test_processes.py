@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from load.serving import engine_processes
+from minisgl_backend.actors.connection import inspect, retire
 from minisgl_backend.actors.launch import absolute, find
-from minisgl_backend.actors.link import EngineLink, inspect, retire
+from minisgl_backend.actors.link import EngineLink
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, ModelNotFound, StartError, Status
@@ -63,22 +66,11 @@ class Client:
 @pytest.fixture
 def config(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
     """Settings of an engine nobody else meets; whatever is left of it at the end is a failure."""
-    monkeypatch.setenv(RUNTIME_VARIABLE, f"/tmp/minisgl-test-{os.getpid()}")
-    config = EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0)
-    before = _engine_processes()
-    yield config
-    _eventually(lambda: not _engine_processes() - before, "processes of the engine are left")
-
-
-def _engine_processes() -> set[int]:
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if any(part.startswith("minisgl_backend.actors.") for part in process.cmdline()):
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+    runtime = Path(f"/tmp/minisgl-test-{os.getpid()}")
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(runtime))
+    yield EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0)
+    _eventually(lambda: not engine_processes(runtime), "processes of the engine are left")
+    shutil.rmtree(runtime)
 
 
 def _eventually(condition: object, failure: str) -> None:
@@ -216,6 +208,54 @@ def test_retire_leaves_an_engine_in_use_alone(config: EngineConfig) -> None:
     assert isinstance(client.terminal(), Finished)
     client.link.close()
     assert asyncio.run(retire(engine_dir(absolute(client.config))))
+
+
+def test_a_host_that_dies_at_every_start_is_given_up_with_its_log_named(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log file is a folder: no host can start, neither now nor ever."""
+    run_dir = engine_dir(absolute(config))
+    (run_dir / "engine.log" / "in the way").mkdir(parents=True)
+    (run_dir / "engine.log.1" / "too").mkdir(parents=True)
+    with pytest.raises(StartError, match="engine"):
+        Client(config)
+
+
+def test_trouble_after_a_good_start_is_told_and_tried_again(config: EngineConfig) -> None:
+    client = Client(config)
+    run_dir = engine_dir(absolute(config))
+    place = find(run_dir)
+    assert place is not None
+    (run_dir / "engine.log").unlink()
+    (run_dir / "engine.log" / "in the way").mkdir(parents=True)  # the next host can not start …
+    (run_dir / "engine.log.1" / "too").mkdir(parents=True)
+    os.kill(place.pid, signal.SIGKILL)
+    client.until(EngineState.RESTARTING)
+    client.submit("the cat")
+    end = client.terminal()
+    assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+    shutil.rmtree(run_dir / "engine.log")  # … until somebody mends it
+    client.until(EngineState.READY)
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    client.link.close()
+
+
+def test_other_devices_and_other_caches_are_other_engines(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = engine_dir(config)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    there = engine_dir(config)
+    assert there != here
+    monkeypatch.setenv("MINISGL_CACHE", "/elsewhere")
+    assert engine_dir(config) not in (here, there)
+
+
+def test_a_folder_named_like_a_fetched_model_is_not_in_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert absolute(EngineConfig(model="smollm2")).model == "smollm2"
 
 
 def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig) -> None:

@@ -1,7 +1,8 @@
-"""From settings to an executor: finds the model, reads its limits, chooses where the group runs."""
+"""From settings and a model to an executor: reads the model's limits, chooses where the group runs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from minisgl_backend.actors.executors.inline import InlineExecutor, Rank
 from minisgl_backend.actors.executors.process import ProcessExecutor
 from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.models.limits import context_limit
-from minisgl_backend.models.locate import locate_model
 from minisgl_backend.scheduler.limits import Limits
+from minisgl_backend.worker.runner import StepRunner
 
 
-def make_executor(config: EngineConfig, run_dir: Path) -> Executor:
-    """Raises StartError: the model is not there, or is one we do not run."""
-    folder = locate_model(config.model)
+def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
+    """folder: of the model. Raises StartError: it is one we do not run."""
     context_tokens = context_limit(config, folder)
     if config.executor == "process":
         return ProcessExecutor(config, folder, context_tokens, run_dir)
@@ -41,13 +42,24 @@ def _inline_rank(config: EngineConfig, folder: Path) -> Callable[[Say], Rank]:
 
         runner = build_runner(config, folder, 0, say)
         runner.warm_up()
-        return _RunnerRank(runner.num_pages, in_thread(runner.run), runner.close)
+        return _RunnerRank(runner)
 
     return build
 
 
 class _RunnerRank:
-    def __init__(self, num_pages: int, compute: Compute, close: Callable[[], None]) -> None:
-        self.num_pages = num_pages
-        self.compute = compute
-        self.close = close
+    """A runner whose steps run in a thread; `close` waits for the one that runs."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._busy = threading.Lock()
+        self.num_pages = runner.num_pages
+        self.compute: Compute = in_thread(self._run)
+
+    def _run(self, plan: BatchPlan) -> StepResult:
+        with self._busy:
+            return self._runner.run(plan)
+
+    def close(self) -> None:
+        with self._busy:
+            self._runner.close()

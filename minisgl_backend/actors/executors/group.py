@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 class GroupDied(Exception):
-    """A member of the group ended. `fatal`: starting again can not help; `exit_code` is then a StartError's."""
+    """A member of the group ended. `fatal`: by a StartError, whose sentence and exit code these are."""
 
     def __init__(self, role: str, message: str, *, fatal: bool = False, exit_code: int = 1) -> None:
         super().__init__(f"{role}: {message}")

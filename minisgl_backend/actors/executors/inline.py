@@ -6,9 +6,9 @@ The actors are the very same; only their mailboxes are local and the step runs i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.mailbox import LocalMailbox
@@ -18,6 +18,9 @@ from minisgl_backend.errors import StartError
 from minisgl_backend.messages.engine import SchedulerToText
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.scheduler import Scheduler
+
+_CAPACITY = 65_536
+"""Bound of the mailboxes, in messages, as between processes."""
 
 
 class Rank(Protocol):
@@ -38,15 +41,20 @@ class InlineExecutor:
 
     @asynccontextmanager
     async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
+        loop = asyncio.get_running_loop()
+
+        def say_here(line: str) -> None:
+            loop.call_soon_threadsafe(say, line)
+
         try:
-            rank = await asyncio.to_thread(self._build_rank, say)
+            rank = await asyncio.to_thread(self._build_rank, say_here)
         except StartError as error:
             raise GroupDied("worker-0", str(error), fatal=True, exit_code=error.exit_code) from error
         except Exception as error:
             raise GroupDied("worker-0", f"{type(error).__name__}: {error}") from error
-        scheduler_box: LocalMailbox[ToScheduler] = LocalMailbox(0)
-        worker_box: LocalMailbox[ToWorker] = LocalMailbox(8)
-        text_box: LocalMailbox[SchedulerToText] = LocalMailbox(1024)
+        scheduler_box: LocalMailbox[ToScheduler] = LocalMailbox(_CAPACITY)
+        worker_box: LocalMailbox[ToWorker] = LocalMailbox(_CAPACITY)
+        text_box: LocalMailbox[SchedulerToText] = LocalMailbox(_CAPACITY)
         scheduler = SchedulerActor(Scheduler(self._make_limits(rank.num_pages)), scheduler_box, text_box, (worker_box,))
         worker = WorkerActor(rank.compute, worker_box, scheduler_box)
 
@@ -66,9 +74,9 @@ class InlineExecutor:
             rank.close()
 
 
-async def _member(role: str, run: object) -> None:
+async def _member(role: str, run: Coroutine[Any, Any, None]) -> None:
     try:
-        await run  # type: ignore[misc]
+        await run
     except Exception as error:
         raise GroupDied(role, f"{type(error).__name__}: {error}") from error
     raise GroupDied(role, "ended")

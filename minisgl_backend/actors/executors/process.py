@@ -24,6 +24,7 @@ import msgspec
 import zmq.asyncio
 
 from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
+from minisgl_backend.actors.mailbox import Undeliverable
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
@@ -141,7 +142,8 @@ class _Members:
         unhurt = len(running) == len(self._processes)
         for role, outlet in self._outlets.items():
             if unhurt and self._processes[role].returncode is None:
-                outlet.put(Halt())
+                with contextlib.suppress(Undeliverable):
+                    outlet.put(Halt())
         if running and unhurt:
             waits = [asyncio.ensure_future(process.wait()) for process in running]
             await asyncio.wait(waits, timeout=_HALT_PATIENCE_S)

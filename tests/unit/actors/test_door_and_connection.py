@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
+from minisgl_backend.actors.connection import Connection
 from minisgl_backend.actors.door import Door
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
 from minisgl_backend.actors.launch import Place
-from minisgl_backend.actors.link import Connection
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.messages.client import (
     PROTOCOL,
@@ -39,7 +39,7 @@ def run_dir() -> Iterator[Path]:
 @asynccontextmanager
 async def open_door(run_dir: Path, lease_s: float = 30.0) -> AsyncIterator[tuple[Door, LocalMailbox[ToText]]]:
     context = zmq.asyncio.Context()
-    inbox: LocalMailbox[ToText] = LocalMailbox(0)
+    inbox: LocalMailbox[ToText] = LocalMailbox(1 << 16)
     door = Door(context, run_dir / "door", inbox, lease_s)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(door.run())
@@ -69,7 +69,7 @@ async def test_no_message_waits_for_another_one_to_wake_its_reader(run_dir: Path
 
     async with open_door(run_dir) as (door, inbox), asyncio.TaskGroup() as tasks:
         answering = tasks.create_task(answer(door, inbox))
-        with Connection(Place(run_dir, os.getpid()), lease=False) as connection:
+        with Connection(Place(run_dir, os.getpid()), lease=True) as connection:
             expected = 2  # for the Hello
             for number in range(1500):
                 connection.put(request(number))
@@ -111,6 +111,19 @@ async def test_a_door_in_use_does_not_retire_and_an_unused_one_does(run_dir: Pat
                 pass
             holder.put(Retire())
             await door.deserted.wait()
+
+
+async def test_a_holder_whose_lease_has_ended_is_told_to_take_a_new_one(run_dir: Path) -> None:
+    async with open_door(run_dir) as (_, inbox):
+        with Connection(Place(run_dir, os.getpid()), lease=True) as connection:
+            await inbox.receive()
+            connection.put(Goodbye())
+            connection.put(request(1))
+            async for message in connection.messages():
+                assert isinstance(message, Health) and message.state is EngineState.STOPPING
+                break
+            assert isinstance(await inbox.receive(), HolderGone)
+            assert inbox.receive_nowait() is None
 
 
 async def test_a_message_to_a_holder_that_is_gone_is_no_error(run_dir: Path) -> None:

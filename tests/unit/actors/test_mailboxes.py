@@ -10,7 +10,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from minisgl_backend.actors.mailbox import LocalMailbox, MailboxFull
+from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
 from minisgl_backend.actors.wire import WireInbox, WireOutlet, endpoint
 from minisgl_backend.messages.engine import Abort, Probe, Sequence, TextToScheduler
 from minisgl_backend.messages.ids import SequenceId
@@ -34,7 +34,7 @@ async def test_a_full_local_mailbox_refuses_instead_of_dropping() -> None:
     box: LocalMailbox[int] = LocalMailbox(2)
     box.put(1)
     box.put(2)
-    with pytest.raises(MailboxFull):
+    with pytest.raises(Undeliverable):
         box.put(3)
     assert [await box.receive(), box.receive_nowait(), box.receive_nowait()] == [1, 2, None]
 
@@ -64,7 +64,7 @@ async def test_messages_between_processes_arrive_whole_and_in_order(
 
 async def test_a_full_mailbox_between_processes_refuses(context: zmq.asyncio.Context, socket_path: Path) -> None:
     outlet: WireOutlet[TextToScheduler] = WireOutlet(context, socket_path, 3)  # nobody reads
-    with pytest.raises(MailboxFull):
+    with pytest.raises(Undeliverable):
         for _ in range(10):
             outlet.put(Probe())
     outlet.close()

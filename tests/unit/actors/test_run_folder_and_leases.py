@@ -12,7 +12,7 @@ import pytest
 
 from minisgl_backend.actors.internal import HolderId
 from minisgl_backend.actors.lease import Leases
-from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir, is_locked, locked
+from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir, is_locked, locked, prune
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
 
@@ -35,6 +35,32 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match="0700"):
         engine_dir(EngineConfig())
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "minisgl").symlink_to(tmp_path / "real")
+    monkeypatch.delenv(RUNTIME_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="must be a folder that belongs"):
+        engine_dir(EngineConfig())
+
+
+def test_a_relative_folder_means_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUNTIME_VARIABLE, "run")
+    assert engine_dir(EngineConfig()).is_absolute()
+
+
+def test_folders_of_engines_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
+    for name in ("mine", "old", "fresh", "strange"):
+        (tmp_path / name).mkdir()
+    for name in ("mine", "old", "fresh"):
+        (tmp_path / name / "engine.log").touch()
+    for name in ("mine", "old"):
+        os.utime(tmp_path / name / "engine.log", (0, 0))
+    prune(tmp_path / "mine")
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["fresh", "mine", "strange"]
 
 
 def test_a_folder_too_deep_for_sockets_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
