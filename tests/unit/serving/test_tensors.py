@@ -19,14 +19,12 @@ def read(prompt: Any = b"hello", **fields: Any) -> Request:
 
 
 def test_a_bare_prompt_is_a_request_that_does_not_stream() -> None:
-    assert read() == Request(RequestId(7), b"hello", b"", False, None, "")
+    assert read() == Request(RequestId(7), b"hello", b"", False, None)
 
 
 def test_everything_given_arrives() -> None:
     tensors = {"exclude_input_in_output": np.array([False]), "sampling_parameters": strings(b'{"top_k":1}')}
-    assert read(stream=True, tensors=tensors, id="mine") == Request(
-        RequestId(7), b"hello", b'{"top_k":1}', True, False, "mine"
-    )
+    assert read(stream=True, tensors=tensors) == Request(RequestId(7), b"hello", b'{"top_k":1}', True, False)
 
 
 @pytest.mark.parametrize("prompt", [b"a\x00b\x00", b"", "é😀".encode(), b"\xff\xfe", b"\x00"])
