@@ -75,6 +75,7 @@ class Bridge:
         finally:
             if not self._outbox.stop(STOP_S):
                 self._stub.Logger.log_error(f"minisgl: a sender thread did not end within {STOP_S:g} s")
+            self._stub.Logger.log_info("minisgl: unloaded, the lease on the engine is given back")
 
     def _take(self, request: InferenceRequest) -> None:
         id = RequestId(next(self._ids))
