@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
@@ -50,9 +51,14 @@ async def ask(url: str, text: str, *, cancel_after: int | None = None, **paramet
 
 
 async def ask_on(
-    client: triton.InferenceServerClient, text: str, *, cancel_after: int | None = None, **parameters: Any
+    client: triton.InferenceServerClient,
+    text: str,
+    *,
+    cancel_after: int | None = None,
+    status: bool = False,
+    **parameters: Any,
 ) -> Answer:
-    """As `ask`, on an open connection."""
+    """As `ask`, on an open connection. status: errors as gRPC statuses, which then end the connection's stream."""
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         yield {
@@ -62,16 +68,21 @@ async def ask_on(
         }
 
     answer = Answer()
-    responses = client.stream_infer(requests(), headers={"triton_grpc_error": "false"})
-    async for result, error in responses:  # to its very end: leaving at the error would be a cancel
-        assert answer.finals == 0 and answer.error is None, "a response after the final one"
-        if error is not None:
-            answer.error = error
-            continue
-        take(answer, result)
-        if cancel_after is not None and len(answer.pieces) >= cancel_after:
-            responses.cancel()
-            break
+    responses = client.stream_infer(requests(), headers={"triton_grpc_error": str(status).lower()})
+    try:
+        async for result, error in responses:  # to its very end: leaving at the error would be a cancel
+            assert answer.finals == 0 and answer.error is None, "a response after the final one"
+            if error is not None:
+                answer.error = error
+                continue
+            take(answer, result)
+            if cancel_after is not None and len(answer.pieces) >= cancel_after:
+                responses.cancel()
+                break
+    except grpc.aio.AioRpcError as error:
+        if not status:
+            raise
+        answer.error = InferenceServerException(error.details(), status=str(error.code()))
     return answer
 
 
