@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from load.serving import Server, engine_processes, eventually, serving
+from load.serving import Server, engine_processes, eventually, is_alive, serving
 from load.streams import Answer, ask
 from minisgl_backend.actors.launch import find
 
@@ -87,7 +87,7 @@ def test_after_a_kill_of_triton_or_its_stub_no_process_outlives_the_lease(victim
         if victim == "tritonserver":
             assert server.process.wait(timeout=30) == 1
             assert any("tritonserver" in line for line in server.lines[-5:])
-            eventually(lambda: not any(map(_lives, family)), 10.0, lambda: "a child of tritonserver is left")
+            eventually(lambda: not any(map(is_alive, family)), 10.0, lambda: "a child of tritonserver is left")
 
 
 def test_a_second_server_that_comes_in_time_meets_the_warm_engine() -> None:
@@ -102,13 +102,6 @@ def test_a_second_server_that_comes_in_time_meets_the_warm_engine() -> None:
             assert again is not None and again.pid == place.pid
             assert asyncio.run(ask(second.grpc, "the cat", max_tokens=3)).text
         assert not engine_processes(first.runtime)
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import tritonclient.grpc as sync_grpc
+import tritonclient.grpc.aio as aio_grpc
 
-from load.serving import Server, engine_processes, eventually, serving
-from load.streams import MODEL, ask, inputs
+from load.serving import Server, engine_processes, eventually, is_alive, serving
+from load.streams import MODEL, Answer, ask, ask_on, inputs
+from minisgl_backend.actors.launch import find
 
 FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
 
@@ -72,8 +85,27 @@ async def test_rb_06_a_huge_prompt_is_refused_quickly_and_nobody_else_waits(serv
 
 
 async def test_rb_07_many_requests_at_once_are_all_answered_or_refused_at_the_stated_limit(server: Server) -> None:
-    answers = await asyncio.gather(*(ask(server.grpc, "the", max_tokens=1) for _ in range(300)))
-    assert all(answer.finals == 1 and answer.reason == "length" for answer in answers)
+    prompts = [f"Tell me about the number {number}." for number in range(10)]
+    expected = [(await ask(server.grpc, prompt, max_tokens=40)).text for prompt in prompts]
+    with serving("--model", "smollm2", queue_limit=50, max_running=8, **FAKE) as small:
+        answers = await asyncio.gather(
+            *(_ask_for_status(small, prompts[number % 10], max_tokens=40) for number in range(300))
+        )
+        await asyncio.to_thread(small.until_idle, 5.0)
+        again = await ask(small.grpc, prompts[0], max_tokens=40)
+    refused = [answer for answer in answers if answer.error is not None]
+    assert 0 < len(refused) <= 300 - 58, len(refused)
+    for answer in refused:
+        assert "UNAVAILABLE" in str(answer.error.status()) and "queue is full" in str(answer.error), answer.error
+    for number, answer in enumerate(answers):
+        if answer.error is None:
+            assert (answer.text, answer.reason, answer.finals) == (expected[number % 10], "length", 1)
+    assert again.text == expected[0]
+
+
+async def _ask_for_status(server: Server, text: str, **parameters: Any) -> Answer:
+    async with aio_grpc.InferenceServerClient(server.grpc) as client:
+        return await ask_on(client, text, status=True, **parameters)
 
 
 async def test_tr_04_unload_lets_streams_finish_and_a_new_load_serves(server: Server) -> None:
@@ -90,6 +122,7 @@ async def test_tr_04_unload_lets_streams_finish_and_a_new_load_serves(server: Se
         await asyncio.to_thread(eventually, lambda: not engine_processes(server.runtime), 10.0, lambda: nobody)
         assert (await http.post(f"models/{MODEL}/load")).status_code == 200
     assert (await ask(server.grpc, "the cat", max_tokens=3)).finals == 1
+    assert sum("unloaded, the lease" in line for line in server.lines) == 1  # finalize ran once
 
 
 def _is_unloaded(server: Server) -> bool:
@@ -97,17 +130,70 @@ def _is_unloaded(server: Server) -> bool:
     return all(model.get("state") == "UNAVAILABLE" for model in index if model["name"] == MODEL)
 
 
-def test_rb_05_servers_started_at_the_same_moment_answer_their_own_requests() -> None:
-    texts: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+async def test_rb_05_servers_that_share_a_machine_answer_their_own_requests(server: Server) -> None:
+    """Four at the same moment in one runtime folder: three engines, one of them with two servers."""
+    prompts = [[f"Server {name}, tell me about {number}." for number in range(8)] for name in "abcd"]
+    expected = [[(await ask(server.grpc, prompt, max_tokens=30)).text for prompt in own] for own in prompts]
+    runtime = Path(tempfile.mkdtemp(prefix="msg-"))  # a short path: sockets lie in it
+    everybody = threading.Barrier(4, timeout=120)
 
-    def one(tokens: int) -> None:
-        with serving("--model", "smollm2", **FAKE) as server:
-            answer = asyncio.run(ask(server.grpc, "the cat", max_tokens=tokens))
-            texts.put((tokens, answer.reason))
+    async def ask_all(url: str, own: list[str]) -> list[str]:
+        async with aio_grpc.InferenceServerClient(url) as client:
+            answers = await asyncio.gather(*(ask_on(client, prompt, max_tokens=30) for prompt in own))
+        return [answer.text for answer in answers]
 
-    threads = [threading.Thread(target=one, args=(tokens,)) for tokens in (3, 5, 7)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(texts.get_nowait() for _ in threads) == [(3, "length"), (5, "length"), (7, "length")]
+    def live(own: list[str], max_running: int) -> tuple[list[str], int]:
+        with serving("--model", "smollm2", runtime=runtime, max_running=max_running, **FAKE) as it:
+            everybody.wait()
+            texts = asyncio.run(ask_all(it.grpc, own))
+            engines = sum(find(folder) is not None for folder in runtime.iterdir())
+            everybody.wait()  # nobody leaves before all have counted
+        return texts, engines
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            lives = list(pool.map(live, prompts, (3, 5, 7, 7)))
+        assert [texts for texts, _ in lives] == expected
+        assert [engines for _, engines in lives] == [3] * 4
+        assert not engine_processes(runtime)
+    finally:
+        shutil.rmtree(runtime)
+
+
+def test_rb_05_a_default_port_in_use_is_named_at_once() -> None:
+    minisgl = Path(sys.executable).parent / "minisgl"
+    with socket.socket() as holder:
+        with contextlib.suppress(OSError):  # then somebody else holds it, which is as good
+            holder.bind(("127.0.0.1", 8000))
+            holder.listen()
+        done = subprocess.run([minisgl, "serve", "--set", "device=fake"], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "port 8000 (--http-port) is in use" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rb_04_after_a_kill_the_same_ports_serve_three_hundred_requests() -> None:
+    with serving("--model", "smollm2", **FAKE) as first:
+        expected = asyncio.run(ask(first.grpc, "the cat", max_tokens=10)).text
+        family = psutil.Process(first.process.pid).children(recursive=True)
+        first.process.kill()
+        eventually(lambda: not any(map(is_alive, family)), 10.0, lambda: "a child of the killed server is left")
+        eventually(lambda: not engine_processes(first.runtime), 10.0, lambda: "the engine outlives its lease")
+        with serving("--model", "smollm2", *first.ports, **FAKE) as second:
+            assert second.grpc == first.grpc
+            for _ in range(300):
+                assert asyncio.run(ask(second.grpc, "the cat", max_tokens=10)).text == expected
+
+
+def test_tr_08_a_server_that_is_killed_gives_the_callback_of_a_stream_an_error() -> None:
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with serving("--model", "smollm2", **FAKE) as it:
+        client = sync_grpc.InferenceServerClient(it.grpc)
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(MODEL, inputs("the cat", stream=True, sampling_parameters={"max_tokens": 4000}))
+        assert answers.get(timeout=20)[1] is None
+        os.kill(it.pid_of("tritonserver"), signal.SIGKILL)
+        error = None
+        while error is None:
+            _, error = answers.get(timeout=5)
+        client.close()
+    assert answers.empty()

@@ -222,8 +222,7 @@ def test_the_engine_process_dies_and_http_clients_get_an_answer(server: Server, 
     body = {"text_input": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     thread = threading.Thread(target=lambda: answers.put(generate(http, **body)))
     thread.start()
-    while server.stats().running == 0:
-        time.sleep(0.02)
+    eventually(lambda: server.stats().running, 10.0, lambda: "the request never ran")
     os.kill(dict(server.stats().pids)["worker-0"], signal.SIGKILL)
     answer = answers.get(timeout=2.0)
     thread.join()

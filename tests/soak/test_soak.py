@@ -7,19 +7,25 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 import tritonclient.grpc.aio as triton
 
 from load.serving import Server, engine_processes, serving
-from load.streams import Answer, ask, ask_on
+from load.streams import Answer, ask_on
+from minisgl_backend.llm import LLM
+from minisgl_backend.models.locate import locate_model
+from minisgl_backend.text.detokenizer import decode
+from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.soak
 
 SECONDS = float(os.environ.get("MINISGL_SOAK_S", "120"))
 STREAMS = 64
-GREEDY = {"temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 LONGEST = 40
 PROMPTS = [
     "The capital of France is",
@@ -40,20 +46,23 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def expected(server: Server) -> dict[str, str]:
-    """The greedy answer to each prompt, alone; shorter answers are its beginnings."""
+def expected() -> dict[str, list[str]]:
+    """prompt → its greedy answer of 0, 1, … LONGEST tokens, from an engine that serves one prompt at a time."""
+    tokenizer = Tokenizer.load(locate_model("smollm2"))
+    texts: dict[str, list[str]] = {}
+    with LLM("smollm2", dtype="fp32", kv_bytes=1 << 28) as llm:
+        for prompt in PROMPTS:
+            (alone,) = llm.generate(prompt, SamplingParams(max_tokens=LONGEST, **GREEDY))
+            assert len(alone.token_ids) == LONGEST
+            ids = tokenizer.encode(prompt)
+            texts[prompt] = [decode(tokenizer, alone.token_ids[:length], ids) for length in range(LONGEST + 1)]
+            assert texts[prompt][-1] == alone.text
+    return texts
 
-    async def alone() -> dict[str, str]:
-        return {prompt: (await ask(server.grpc, prompt, max_tokens=LONGEST, **GREEDY)).text for prompt in PROMPTS}
 
-    return asyncio.run(alone())
-
-
-def check(answer: Answer, whole: str, length: int) -> None:
+def check(answer: Answer, expected: str) -> None:
     assert answer.error is None, answer.error
-    assert (answer.finals, answer.reason) == (1, "length")
-    text = answer.text.removesuffix("\ufffd")  # an answer that is cut within a character
-    assert whole.startswith(text) and (length < LONGEST or answer.text == whole), (answer.text, whole)
+    assert (answer.finals, answer.reason, answer.text) == (1, "length", expected)
 
 
 def sizes(server: Server) -> dict[str, float]:
@@ -67,7 +76,7 @@ def sizes(server: Server) -> dict[str, float]:
     return found
 
 
-async def test_sixty_four_streams_for_two_minutes(server: Server, expected: dict[str, str]) -> None:
+async def test_sixty_four_streams_for_two_minutes(server: Server, expected: dict[str, list[str]]) -> None:
     chance = random.Random(1)
     end = time.monotonic() + SECONDS
     half = time.monotonic() + SECONDS / 2
@@ -78,7 +87,7 @@ async def test_sixty_four_streams_for_two_minutes(server: Server, expected: dict
         nonlocal answered, middle
         while time.monotonic() < end:
             prompt, length = chance.choice(PROMPTS), chance.randint(1, LONGEST)
-            check(await ask_on(client, prompt, max_tokens=length, **GREEDY), expected[prompt], length)
+            check(await ask_on(client, prompt, max_tokens=length, **GREEDY), expected[prompt][length])
             answered += 1
             if not middle and time.monotonic() > half:
                 middle = sizes(server)
@@ -93,7 +102,7 @@ async def test_sixty_four_streams_for_two_minutes(server: Server, expected: dict
     assert all(gained < 8.0 for gained in growth.values()), growth
 
 
-async def test_a_third_of_two_hundred_streams_is_cancelled(server: Server, expected: dict[str, str]) -> None:
+async def test_a_third_of_two_hundred_streams_is_cancelled(server: Server, expected: dict[str, list[str]]) -> None:
     chance = random.Random(2)
     doomed = set(chance.sample(range(200), 66))
     async with triton.InferenceServerClient(server.grpc) as client:
@@ -111,8 +120,8 @@ async def test_a_third_of_two_hundred_streams_is_cancelled(server: Server, expec
         )
         await asyncio.to_thread(server.until_idle, 1.0)
     for number, answer in enumerate(answers):
-        whole = expected[PROMPTS[number % len(PROMPTS)]]
+        whole = expected[PROMPTS[number % len(PROMPTS)]][LONGEST]
         if number in doomed:
             assert answer.error is None and whole.startswith(answer.text)
         else:
-            check(answer, whole, LONGEST)
+            check(answer, whole)
