@@ -232,8 +232,8 @@ def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages)
 
     Asks again for a second: the host may not have noticed yet that its holder is gone.
     """
+    from minisgl_backend.actors.connection import retire
     from minisgl_backend.actors.launch import absolute
-    from minisgl_backend.actors.link import retire
     from minisgl_backend.actors.rundir import engine_dir
 
     async def retired() -> bool:
@@ -263,7 +263,7 @@ def _fetch_stage(line: str) -> str:
 
 def _tell(stages: Stages, line: str) -> None:
     """A line of the engine, under the stage it belongs to: the worker says its pool's size, then warms up."""
-    if stages.current == "serve" or line.startswith("ready"):
+    if stages.current in ("serve", "stop") or line.startswith("ready"):
         stages.note(line)
     elif not line.startswith("engine"):  # its being ready has just been said
         stages.begin("warm up" if "KV pages" in line or "warm" in line else "load", line)
