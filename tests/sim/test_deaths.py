@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -51,7 +52,13 @@ async def test_messages_that_come_while_a_group_dies_kill_nobody(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between a death and its announcement the way to the scheduler is closed already."""
-    async with fake_engine(tiny_llama) as engine:
+    never = asyncio.Event()
+
+    async def hangs_at_the_fifth(plan: BatchPlan) -> None:
+        if plan.step == 5:
+            await never.wait()
+
+    async with fake_engine(tiny_llama, hook=hangs_at_the_fifth, num_pages=512) as engine:
         holder, other = engine.holder(b"holder"), engine.holder(b"other")
         ids = [holder.request("the cat", max_tokens=900) for _ in range(3)]
         gone = other.request("the cat", max_tokens=900)
