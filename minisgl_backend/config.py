@@ -31,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     page_size: int = 16  # tokens per KV page
     token_budget: int = 1024  # tokens computed in one step, prompt chunks and decode rows together
     max_running: int = 64  # sequences that hold a slot (rows of a step)
-    queue_limit: int = 1024  # requests waiting for a slot; one more is refused with UNAVAILABLE
+    queue_limit: int = 1024  # requests waiting for a slot; open are at most so many and max_running, else UNAVAILABLE
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
