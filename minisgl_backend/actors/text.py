@@ -198,16 +198,19 @@ class TextActor:
         entry = self._open[id]
         assert self._tokenizer is not None
         entry.record = Record(entry.request, accepted, self._tokenizer)
-        self._tell_scheduler(accepted.sequence(id))
+        if not self._tell_scheduler(accepted.sequence(id)):
+            self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
 
-    def _tell_scheduler(self, message: TextToScheduler) -> None:
+    def _tell_scheduler(self, message: TextToScheduler) -> bool:
         """The mailbox is far larger than the queue limit: it refuses only when the scheduler is stuck or gone."""
         if self._engine is None:
-            return
+            return False
         try:
             self._engine.to_scheduler.put(message)
-        except Undeliverable as error:  # its EngineDown is on its way, and answers everybody
+        except Undeliverable as error:
             _log.error("the scheduler does not take messages: %s", error)
+            return False
+        return True
 
     def _on_progress(self, progress: Progress) -> None:
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
@@ -290,7 +293,8 @@ class TextActor:
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(None))
         self._inspectors.clear()
-        self._become(Health(EngineState.RESTARTING, "the engine died"))
+        if self._health.state is not EngineState.FAILED:
+            self._become(Health(EngineState.RESTARTING, "the engine died"))
 
     def _on_state(self, change: StateChanged) -> None:
         if self._health.state is EngineState.FAILED:
