@@ -41,7 +41,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("--model", "smollm2", "--dtype", "fp32", kv_bytes=1 << 30, token_budget=512) as server:
+    with serving("--model", "smollm2", "--dtype", "fp32", kv_bytes=256 << 20, token_budget=512) as server:
         yield server
 
 
