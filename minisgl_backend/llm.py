@@ -211,8 +211,8 @@ class LLM:
         reason = str(_closed()) if error is None else f"the engine broke: {error!r}"
         for id, box in list(self._boxes.items()):
             box.put(Failed(id, Status.CANCELLED, reason))
-            self._room.release()
         self._stats.put(None)
+        self._room.release()  # whoever waits for room is woken, finds us closed, and passes it on
 
     async def _live(self) -> None:
         with tempfile.TemporaryDirectory(prefix="llm-", dir=runtime_root()) as run_dir:

@@ -48,6 +48,9 @@ class Connection:
             loop.add_reader(self._pidfd, self._on_death)
         except ProcessLookupError:
             self._on_death()
+        except OSError:
+            self._context.destroy(linger=0)
+            raise
         self._socket.connect(endpoint(self._place.run_dir / "door"))
         self.put(Hello(PROTOCOL, os.getpid(), self._lease))
         return self

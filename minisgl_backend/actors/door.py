@@ -38,6 +38,8 @@ HOLDER_BACKLOG = 65_536
 """Messages kept for a holder that does not read. One more, and it loses its lease."""
 
 _FIRST_LEASE_S = 30.0
+_TELL_AGAIN_S = 0.5
+_LEASE_ENDED = Health(EngineState.STOPPING, "this lease has ended; take a new one")
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +60,7 @@ class Door:
         self._decoder: Decoder[ToHost] = Decoder(ToHost)
         self.deserted = asyncio.Event()  # set when nobody needs the engine any more
         self._had_lease = False
+        self._untold: set[HolderId] = set()  # lost their lease for not reading, and do not know it yet
         self._timer: asyncio.TimerHandle | None = None
         self._arm(max(_FIRST_LEASE_S, lease_s))
 
@@ -72,6 +75,7 @@ class Door:
                 _log.error("a holder speaks another protocol than %d: %s", PROTOCOL, error)
                 continue
             await self._take(holder, message)
+            await asyncio.sleep(0)  # neither end of a busy door waits by itself: the loop must turn all the same
 
     def give_up(self) -> None:
         """From now on the engine stops as soon as nobody holds a lease: it is of no use to anybody."""
@@ -83,12 +87,22 @@ class Door:
         try:
             send_now(self._socket, (holder, encode(message)))
         except zmq.Again:
-            _log.error("a holder does not read its answers: its lease ends")
-            self._leases.end(holder)
+            if holder in self._leases:
+                _log.error("a holder does not read its answers: its lease ends")
+                self._leases.end(holder)
+            if holder not in self._untold:
+                self._untold.add(holder)
+                asyncio.get_running_loop().call_later(_TELL_AGAIN_S, self._tell_lease_ended, holder)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self._leases.end(holder)
+
+    def _tell_lease_ended(self, holder: HolderId) -> None:
+        """A holder must learn that its answers are lost: told again and again until it reads or is gone."""
+        self._untold.discard(holder)
+        if not self._socket.closed:
+            self.deliver(holder, _LEASE_ENDED)
 
     def close(self) -> None:
         self._leases.close()
@@ -104,7 +118,7 @@ class Door:
             else:
                 self.deserted.set()
         elif isinstance(message, Request | Cancel) and holder not in self._leases:
-            self.deliver(holder, Health(EngineState.STOPPING, "this lease has ended"))  # it must take a new one
+            self.deliver(holder, _LEASE_ENDED)
         else:
             await self._to_text.send(FromHolder(holder, message))
             if isinstance(message, Hello) and message.lease and message.protocol == PROTOCOL:

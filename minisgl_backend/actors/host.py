@@ -131,10 +131,17 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _take_lock(run_dir / "host.lock")
+    (run_dir / "host.pid").unlink(missing_ok=True)  # of a host that was killed
     config = msgspec.json.decode((run_dir / "host.json").read_bytes(), type=EngineConfig)
-    asyncio.new_event_loop().run_until_complete(_host(config, run_dir, ready_fd))
-    logging.shutdown()
-    os._exit(0)  # a thread may still download or tokenise: nobody waits for it, and our lock must be free
+    code = 1
+    try:
+        asyncio.new_event_loop().run_until_complete(_host(config, run_dir, ready_fd))
+        code = 0
+    except Exception:
+        _log.exception("the engine host breaks")
+    finally:
+        logging.shutdown()
+        os._exit(code)  # a thread may still download or tokenise: nobody waits for it, and our lock must be free
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ class EngineLink:
                 raise problem
             if not was_ready:
                 _log.error("no engine: %s", problem)
-            self._lose_host("the engine host ended; it is being started again" if was_ready else str(problem))
+            self._lose_host("the engine host is lost; another is found or started" if was_ready else str(problem))
             backoff_s = 0.1 if was_ready else min(2 * backoff_s + 0.5, _LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff_s)
 
@@ -171,8 +171,8 @@ class EngineLink:
         return was_ready
 
     def _lose_host(self, reason: str) -> None:
-        self._set_state(Health(EngineState.RESTARTING, reason))
         self._fail_open(Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+        self._set_state(Health(EngineState.RESTARTING, reason))
 
     def _set_state(self, health: Health) -> None:
         self._state = health.state

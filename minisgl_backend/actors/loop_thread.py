@@ -44,7 +44,7 @@ class LoopThread:
         self._thread.join()
 
     def _cancel(self) -> None:
-        if self._task is not None:
+        if self._task is not None and not self._task.cancelling():  # a second cancel would break the clean-up
             self._task.cancel()
 
     def _run(self) -> None:

@@ -16,6 +16,7 @@ setting never meets it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -92,36 +93,56 @@ def _key(config: EngineConfig) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock file `path`, waiting for it within bounds. Blocking: for threads, not for a loop.
 
+    The folder may have been pruned while we waited; it is then made anew.
+
     Raises StartError when another process never lets it go.
     """
     deadline = time.monotonic() + _LOCK_PATIENCE_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StartError(f"another process holds {path}") from None
-                time.sleep(0.02)
-        yield
+    while True:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with path.open("w") as file:
+            if _try_lock(file.fileno()) and _is_at(path, file.fileno()):
+                yield
+                return
+        if time.monotonic() > deadline:
+            raise StartError(f"another process holds {path}")
+        time.sleep(0.02)
 
 
 def prune(run_dir: Path) -> None:
-    """Removes the folders of engines beside `run_dir` that ended a day ago: each change of settings makes a new one."""
+    """Removes the folders of engines beside `run_dir` that are gone and said nothing for a day: each change of settings
+    makes a new one. Holds their start lock meanwhile, so none is removed while somebody starts it.
+    """
     for folder in run_dir.parent.iterdir():
-        log = folder / "engine.log"
-        if folder == run_dir or not log.is_file() or time.time() - log.stat().st_mtime < _KEPT_S:
-            continue
-        if not is_locked(folder / "host.lock") and not is_locked(folder / "start.lock"):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else prunes too
+            if folder == run_dir or time.time() - (folder / "engine.log").stat().st_mtime < _KEPT_S:
+                continue
+            with (folder / "start.lock").open("w") as file:
+                if _try_lock(file.fileno()) and not is_locked(folder / "host.lock"):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, file: int) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return path.stat().st_ino == os.fstat(file).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock file `path`."""
     try:
         with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not mistake one another
     except FileNotFoundError:
         return False
     except BlockingIOError:

@@ -50,6 +50,9 @@ class Supervisor:
             try:
                 await self._one_group(generation)
             except Exception as error:
+                # Python 3.11's TaskGroup drops a cancel that comes together with a death: it is ours to keep.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise asyncio.CancelledError from error
                 died = (
                     error if isinstance(error, GroupDied) else GroupDied("executor", f"{type(error).__name__}: {error}")
                 )

@@ -189,10 +189,13 @@ class TextActor:
     def _on_tokenised(self, message: Tokenised) -> None:
         if message.sequence not in self._open:  # cancelled meanwhile
             return
-        if isinstance(message.outcome, Accepted):
-            self._start(message.sequence, message.outcome)
-        else:
+        if isinstance(message.outcome, RequestError):
             self._end(message.sequence, message.outcome.status, str(message.outcome))
+            return
+        try:
+            self._start(message.sequence, message.outcome)
+        except Exception:
+            self._fault(message.sequence)
 
     def _start(self, id: SequenceId, accepted: Accepted) -> None:
         entry = self._open[id]

@@ -16,7 +16,7 @@ from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
 
 PROTOCOL = 1
-"""Raised whenever a message of this file changes; a holder with another number is turned away."""
+"""Raised whenever a released message of this file changes; a holder with another number is turned away."""
 
 
 class FinishReason(StrEnum):

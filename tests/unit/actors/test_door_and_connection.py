@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 import zmq.asyncio
 
 from minisgl_backend.actors.connection import Connection
@@ -90,7 +91,8 @@ async def test_no_message_waits_for_another_one_to_wake_its_reader(run_dir: Path
 async def test_a_goodbye_ends_the_lease_and_the_door_is_deserted(run_dir: Path) -> None:
     async with open_door(run_dir, lease_s=0.0) as (door, inbox):
         with Connection(Place(run_dir, os.getpid()), lease=True) as connection:
-            assert isinstance(hello := await inbox.receive(), FromHolder) and isinstance(hello.message, Hello)
+            hello = await inbox.receive()
+            assert isinstance(hello, FromHolder) and isinstance(hello.message, Hello)
             connection.put(Goodbye())
             assert await inbox.receive() == HolderGone(hello.holder)
             await door.deserted.wait()
@@ -124,6 +126,34 @@ async def test_a_holder_whose_lease_has_ended_is_told_to_take_a_new_one(run_dir:
                 break
             assert isinstance(await inbox.receive(), HolderGone)
             assert inbox.receive_nowait() is None
+
+
+async def test_a_holder_that_does_not_read_loses_its_lease_and_is_told_when_it_reads_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl_backend.actors.door._TELL_AGAIN_S", 0.01)
+    told = asyncio.Event()
+    refusals: list[bytes] = []
+    sent: list[bytes] = []
+
+    def send(socket: object, frames: tuple[bytes, ...]) -> None:
+        if len(refusals) < 13:  # ten outputs, and three times the news of the lease
+            refusals.append(frames[1])
+            raise zmq.Again
+        sent.append(frames[1])
+        told.set()
+
+    async with open_door(run_dir) as (door, inbox):
+        with Connection(Place(run_dir, os.getpid()), lease=True):
+            hello = await inbox.receive()
+            assert isinstance(hello, FromHolder)
+            monkeypatch.setattr("minisgl_backend.actors.door.send_now", send)
+            for _ in range(10):
+                door.deliver(hello.holder, Health(EngineState.READY, ""))
+            assert await inbox.receive() == HolderGone(hello.holder)
+            await told.wait()
+            assert len(sent) == 1 and b"this lease has ended" in sent[0]
+            assert not door._untold
 
 
 async def test_a_message_to_a_holder_that_is_gone_is_no_error(run_dir: Path) -> None:
