@@ -31,7 +31,7 @@ def lines_of_the_documentation(backends: Path) -> str:
     (block,) = (block for block in blocks if "--backend-directory" in block)
     environment = str(Path(sys.executable).parent)
     assert ".venv/bin" in block and "/tmp/backends" in block
-    block = block.replace("$PWD/.venv/bin", environment).replace(".venv/bin", environment)
+    block = block.replace("$PWD/.venv/bin", ".venv/bin").replace(".venv/bin", environment)
     return str(block.replace("/tmp/backends", str(backends)).rstrip())
 
 
