@@ -10,7 +10,6 @@ Started by actors/launch.py. Lives as long as somebody holds a lease, and some s
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from minisgl_backend.actors.door import Door
 from minisgl_backend.actors.executors.build import make_executor
 from minisgl_backend.actors.internal import Front, Loaded, StateChanged, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.rundir import try_lock
 from minisgl_backend.actors.supervisor import Supervisor
 from minisgl_backend.actors.text import TextActor
 from minisgl_backend.config import EngineConfig
@@ -111,14 +111,11 @@ def _take_lock(path: Path) -> int:
     """Held until this process ends. A look by another process may hold it for an instant, so we try for a while."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                sys.exit("another host holds this engine")
-            time.sleep(0.01)
+    while not try_lock(lock):
+        if time.monotonic() > deadline:
+            sys.exit("another host holds this engine")
+        time.sleep(0.01)
+    return lock
 
 
 def main() -> None:

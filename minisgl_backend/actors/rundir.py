@@ -101,7 +101,7 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with path.open("w") as file:
-            if _try_lock(file.fileno()) and _is_at(path, file.fileno()):
+            if try_lock(file.fileno()) and _is_at(path, file.fileno()):
                 yield
                 return
         if time.monotonic() > deadline:
@@ -118,11 +118,12 @@ def prune(run_dir: Path) -> None:
             if folder == run_dir or time.time() - (folder / "engine.log").stat().st_mtime < _KEPT_S:
                 continue
             with (folder / "start.lock").open("w") as file:
-                if _try_lock(file.fileno()) and not is_locked(folder / "host.lock"):
+                if try_lock(file.fileno()) and not is_locked(folder / "host.lock"):
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _try_lock(file: int) -> bool:
+def try_lock(file: int) -> bool:
+    """Takes the lock of an open file, if nobody holds it; the lock ends with the file."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

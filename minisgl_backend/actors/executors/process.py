@@ -43,14 +43,14 @@ class GroupSettings(msgspec.Struct, frozen=True):
     config: EngineConfig
     model_folder: str
     ranks: int
-    context_tokens: int
 
 
 class ProcessExecutor:
     """Starts the groups of one engine host below `run_dir`."""
 
     def __init__(self, config: EngineConfig, model_folder: Path, context_tokens: int, run_dir: Path) -> None:
-        self._settings = GroupSettings(config, str(model_folder), 1, context_tokens)
+        self._settings = GroupSettings(config, str(model_folder), 1)
+        self._context_tokens = context_tokens
         self._run_dir = run_dir
 
     @asynccontextmanager
@@ -63,7 +63,7 @@ class ProcessExecutor:
         members = _Members(home, self._settings, context)
         try:
             async with asyncio.TaskGroup() as tasks:
-                group = await members.start(tasks, say)
+                group = await members.start(tasks, say, self._context_tokens)
                 tasks.create_task(members.forward(deliver, say))
                 yield group
         except BaseExceptionGroup as errors:
@@ -89,7 +89,7 @@ class _Members:
         )
         self._outlets: dict[str, WireOutlet[TextToScheduler | Begin | Halt]] = {}
 
-    async def start(self, tasks: asyncio.TaskGroup, say: Say) -> Group:
+    async def start(self, tasks: asyncio.TaskGroup, say: Say, context_tokens: int) -> Group:
         for role in self._roles:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
@@ -99,7 +99,7 @@ class _Members:
             tasks.create_task(self._watch(role, process))
             self._outlets[role] = WireOutlet(self._context, self._home / role, CAPACITY)
         num_pages = await self._all_ready(say)
-        self._outlets["scheduler"].put(Begin(num_pages, self._settings.context_tokens))
+        self._outlets["scheduler"].put(Begin(num_pages, context_tokens))
         pids = tuple((role, process.pid) for role, process in self._processes.items())
         return Group(self._outlets["scheduler"], num_pages, pids)
 
