@@ -51,10 +51,15 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     """One request as the client gave it. Nothing is validated yet: that is the work of `text/`."""
 
     id: RequestId
-    text_input: bytes  # the prompt as it came, UTF-8 or not
+    text_input: bytes | None  # the prompt as it came, UTF-8 or not; None: not given, as below
     parameters: bytes  # JSON object of sampling parameters; empty when none were given
     stream: bool  # many Chunks, or everything in the Finished
     exclude_input_in_output: bool | None  # None: not said by the client
+    input_ids: bytes | None = None  # the prompt as packed int32, not checked against the vocabulary
+    messages: bytes | None = None  # a chat: JSON as it came
+    tools: bytes | None = None  # JSON as it came
+    priority: int = 0  # smaller runs earlier
+    timeout_us: int = 0  # from arrival to the end of the answer; 0: none
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -78,6 +83,16 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye"):
 ToHost = Hello | Request | Cancel | Inspect | Retire | Goodbye
 
 # ── host → holder ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The request's first token is here. Comes once, before the first Chunk, and before the Finished."""
+
+    id: RequestId
+    num_input_tokens: int
+    num_cached_tokens: int  # of them, those whose K/V was found in the cache
+    queue_ms: float  # from arrival to the first step
+    ttft_ms: float  # from arrival to the first token
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
@@ -107,7 +122,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str  # for the client: no path, no traceback
 
 
-Output = Chunk | Finished | Failed
+Output = Started | Chunk | Finished | Failed
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

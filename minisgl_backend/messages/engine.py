@@ -21,6 +21,7 @@ class EndReason(StrEnum):
     LENGTH = "length"  # max_new_tokens, the context limit or the pool's size is reached
     ABORT = "abort"  # confirms an Abort
     FAILED = "failed"  # the worker had no usable token for it: it fails alone
+    DEADLINE = "deadline"  # its deadline has passed
 
 
 class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
@@ -31,6 +32,9 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
     sampling: Sampling
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]  # sorted; empty with ignore_eos
+    priority: int = 0  # smaller runs earlier, under the policy `priority`
+    deadline_s: float | None = None  # monotonic clock of this machine; None: none
+    cache_salt: bytes = b""  # cached prefixes are shared only under the same salt
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -50,6 +54,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     reason: EndReason
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """Told with a sequence's first token, once, whatever happens to it later."""
+
+    id: SequenceId
+    cached_tokens: int  # of the prompt, found in the cache at its first admission
+    planned_s: float  # monotonic: when its first row was planned
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """What one applied step (or one abort) brought. Columns: sequence_ids[i] got tokens[i], in plan order.
 
@@ -60,6 +72,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     sequence_ids: tuple[SequenceId, ...]
     tokens: tuple[int, ...]
     ended: tuple[Ended, ...]
+    started: tuple[Started, ...] = ()
 
 
 class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):

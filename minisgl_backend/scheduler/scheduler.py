@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 
 from minisgl_backend.cache.allocator import PageAllocator
-from minisgl_backend.messages.engine import Ended, EndReason, Gauges, Progress, Sequence
+from minisgl_backend.messages.engine import EndReason, Ended, Gauges, Progress, Sequence, Started
 from minisgl_backend.messages.ids import SequenceId, StepId
 from minisgl_backend.messages.plan import NO_TOKEN, Admission, BatchPlan, PageGrant, StepResult
 from minisgl_backend.messages.tokens import count_tokens
@@ -106,7 +106,7 @@ class Scheduler:
         self._decode(draft)
         left = self._limits.token_budget - len(draft.row_slots)
         left = self._extend(draft, left)
-        self._admit(draft, left)
+        self._admit(draft, left, now)
         if not draft.row_slots:
             return None  # no number, and nothing was changed
         self._steps = draft.step
@@ -129,6 +129,7 @@ class Scheduler:
         ids: list[SequenceId] = []
         tokens: list[int] = []
         ended: list[Ended] = []
+        started: list[Started] = []
         for state, epoch, token in zip(step.sampled, step.epochs, result.tokens, strict=True):
             if state.epoch != epoch:
                 continue
@@ -137,12 +138,14 @@ class Scheduler:
                 continue
             ids.append(state.id)
             tokens.append(token)
+            if state.known == state.prompt_tokens:
+                started.append(Started(state.id, 0, state.planned_s))
             state.known = known = state.known + 1
             if token in state.stop_token_ids:  # before the length: a stop token in the last place is a stop
                 ended.append(self._end(state, EndReason.STOP))
             elif known == state.total_tokens:
                 ended.append(self._end(state, EndReason.LENGTH))
-        return Progress(tuple(ids), tuple(tokens), tuple(ended))
+        return Progress(tuple(ids), tuple(tokens), tuple(ended), tuple(started))
 
     def gauges(self) -> Gauges:
         return Gauges(
@@ -203,7 +206,7 @@ class Scheduler:
             left -= self._chunk(draft, state, left)
         return left
 
-    def _admit(self, draft: StepDraft, left: int) -> None:
+    def _admit(self, draft: StepDraft, left: int, now: float) -> None:
         """First chunks of waiting sequences, while budget, slots and the reserve last."""
         while left > 0 and self._waiting and self._slots.free_slots:
             state = self._waiting.head()
@@ -213,6 +216,7 @@ class Scheduler:
             self._reserve.promise(state)
             state.slot = self._slots.take()
             state.phase = Phase.EXTENDING
+            state.planned_s = now
             self._extending[state.id] = state
             self._youngest_admitted = state.arrival
             draft.admissions.append(Admission(state.slot, state.prompt, state.sampling))

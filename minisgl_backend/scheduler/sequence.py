@@ -50,7 +50,9 @@ class SequenceState:
         "need_pages",
         "pages",
         "phase",
+        "planned_s",
         "prompt",
+        "prompt_tokens",
         "room_tokens",
         "sampling",
         "slot",
@@ -69,6 +71,8 @@ class SequenceState:
         self.arrival = arrival  # 1, 2, 3 … in the order of add()
         self.epoch = 0  # raised at its end: a result planned in an earlier epoch is not for it
         self.phase = Phase.WAITING
+        self.prompt_tokens = prompt_tokens
+        self.planned_s = 0.0  # when its first row was planned
         self.known = prompt_tokens
         self.computed = 0
         self.total_tokens = prompt_tokens + max_new_tokens
