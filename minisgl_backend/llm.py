@@ -34,7 +34,6 @@ from minisgl_backend.errors import RequestError, StartError, Status, error_of
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
-    Chunk,
     EngineState,
     Failed,
     Finished,
@@ -45,6 +44,7 @@ from minisgl_backend.messages.client import (
     Output,
     Outputs,
     Request,
+    Started,
     Stats,
     ToHolder,
     Welcome,
@@ -127,6 +127,8 @@ class LLM:
                     index, (text, param) = waiting.pop()
                     running[self._submit(text, param, stream=False, box=answers)] = index
                 output = answers.get()
+                if isinstance(output, Started):
+                    continue
                 index = running.pop(output.id)
                 done[index] = _completion(texts[index], output)
                 bar.update()
@@ -146,6 +148,8 @@ class LLM:
                 output = box.get()
                 if isinstance(output, Failed):
                     raise error_of(output.status, output.message)
+                if isinstance(output, Started):
+                    continue
                 reason = output.reason if isinstance(output, Finished) else None
                 yield Piece(output.text, tuple(unpack_tokens(output.tokens)), reason)
                 if reason is not None:
@@ -226,7 +230,7 @@ class LLM:
         if isinstance(message, Outputs):
             for output in message.items:
                 box = self._boxes.get(output.id)
-                if not isinstance(output, Chunk):
+                if isinstance(output, Finished | Failed):
                     self._boxes.pop(output.id, None)
                     self._room.release()
                 if box is not None:

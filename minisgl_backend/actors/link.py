@@ -25,9 +25,9 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, StartError, Status
 from minisgl_backend.messages.client import (
     Cancel,
-    Chunk,
     EngineState,
     Failed,
+    Finished,
     Goodbye,
     Health,
     Output,
@@ -184,7 +184,7 @@ class EngineLink:
 
     def _take(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:
-            if not isinstance(output, Chunk):
+            if isinstance(output, Finished | Failed):
                 self._open_requests.discard(output.id)
         self._on_outputs(outputs)
 

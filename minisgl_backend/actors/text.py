@@ -153,7 +153,7 @@ class TextActor:
         try:
             limits, tokenizer = self._admit()
             checked = check_request(request, tokenizer, limits)
-            if len(request.text_input) < _LONG_PROMPT_BYTES:
+            if len(request.text_input or b"") < _LONG_PROMPT_BYTES:
                 self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
             else:
                 assert self._tasks is not None

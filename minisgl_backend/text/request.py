@@ -86,7 +86,7 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     if request.stream and request.exclude_input_in_output is False:
         raise InvalidRequest("exclude_input_in_output", "must not be false when stream is true")
     return Checked(
-        prompt_text=_prompt_text(request.text_input, tokenizer, limits),
+        prompt_text=_prompt_text(request.text_input or b"", tokenizer, limits),
         params=params,
         stream=request.stream,
         echo_prompt=not request.stream and not request.exclude_input_in_output,

@@ -118,10 +118,10 @@ class Holder:
         """The joined answer of a request that must end well."""
         last = await self.answer(id)
         assert isinstance(last, Finished), last
-        return "".join(output.text for output in self.outputs[id] if not isinstance(output, Failed))
+        return "".join(output.text for output in self.outputs[id] if isinstance(output, Chunk | Finished))
 
     def ended(self, id: RequestId) -> bool:
-        return bool(self.outputs[id]) and not isinstance(self.outputs[id][-1], Chunk)
+        return bool(self.outputs[id]) and isinstance(self.outputs[id][-1], Finished | Failed)
 
     async def state(self, state: EngineState) -> Health:
         await self.until(lambda: any(health.state is state for health in self.healths))

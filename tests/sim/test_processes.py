@@ -24,7 +24,7 @@ from minisgl_backend.actors.link import EngineLink
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, ModelNotFound, StartError, Status
-from minisgl_backend.messages.client import Chunk, EngineState, Failed, Finished, Health, Output, Request, Stats
+from minisgl_backend.messages.client import EngineState, Failed, Finished, Health, Output, Request, Stats
 from minisgl_backend.messages.ids import RequestId
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ class Client:
     def terminal(self) -> Finished | Failed:
         while True:
             output = self.outputs.get(timeout=PATIENCE_S)
-            if not isinstance(output, Chunk):
+            if isinstance(output, Finished | Failed):
                 return output
 
     def until(self, state: EngineState) -> None:
