@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +50,38 @@ async def ask(url: str, text: str, *, cancel_after: int | None = None, **paramet
         return await ask_on(client, text, cancel_after=cancel_after, **parameters)
 
 
+def connection(url: str) -> triton.InferenceServerClient:
+    """A client with a TCP connection of its own: gRPC lets all channels to one address share one."""
+    return triton.InferenceServerClient(url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def ask_many_on(
+    client: triton.InferenceServerClient, requests: Mapping[str, tuple[str | bytes, Mapping[str, Any]]]
+) -> dict[str, Answer]:
+    """Many requests on ONE stream: request id → (prompt, sampling parameters), answers by id.
+
+    Triton names no request with an error (an error ends in the Answer of its id only when Triton says it), so every
+    request here must be a good one.
+    """
+
+    async def all_of_them() -> AsyncIterator[dict[str, Any]]:
+        for id, (text, parameters) in requests.items():
+            yield {
+                "model_name": MODEL,
+                "inputs": inputs(text, stream=True, sampling_parameters=dict(parameters)),
+                "request_id": id,
+            }
+
+    answers = {id: Answer() for id in requests}
+    async for result, error in client.stream_infer(all_of_them()):
+        assert error is None, error
+        take(answers[result.get_response().id], result)
+    return answers
+
+
 async def ask_on(
     client: triton.InferenceServerClient,
-    text: str,
+    text: str | bytes,
     *,
     cancel_after: int | None = None,
     status: bool = False,

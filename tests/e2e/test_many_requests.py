@@ -1,0 +1,180 @@
+"""A thousand requests at once, on one stream and on a thousand connections; a thousand clients that vanish; bad
+requests among good ones. On the fake device: only the model is not the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+import tritonclient.grpc.aio as triton
+
+from load.serving import Server, engine_processes, eventually, serving
+from load.streams import Answer, ask, ask_many_on, ask_on, connection
+
+MANY = 1000
+ROUNDS = 4
+PROMPTS = [f"Tell me about the number {number}." for number in range(8)]
+LENGTH = {"max_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Every one of a thousand requests runs at once."""
+    many = {"max_running": 1024, "token_budget": 4096, "kv_bytes": 1 << 37}
+    with serving("--model", "smollm2", device="fake", fake_step_ms=20, lease_s=2, **many) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[str]:
+    """The answer to each of PROMPTS, asked alone."""
+    return [asyncio.run(ask(server.grpc, prompt, **LENGTH)).text for prompt in PROMPTS]
+
+
+@dataclass
+class Resources:
+    """What the processes of a server hold, by role."""
+
+    mib: dict[str, float]  # resident memory: PSS would change with every neighbour that comes or goes
+    threads: dict[str, int]
+    files: dict[str, int]
+
+    @staticmethod
+    def of(server: Server) -> Resources:
+        roles = dict(server.stats().pids)
+        (roles["host"],) = engine_processes(server.runtime) - set(roles.values())
+        roles["stub"] = server.pid_of("triton_python_b")
+        processes = {role: psutil.Process(pid) for role, pid in roles.items()}
+        return Resources(
+            {role: process.memory_info().rss / 2**20 for role, process in processes.items()},
+            {role: process.num_threads() for role, process in processes.items()},
+            {role: process.num_fds() for role, process in processes.items()},
+        )
+
+
+def at_rest(server: Server) -> Resources:
+    """After the last request is gone, and Triton has seen that its connections are."""
+    server.until_idle(patience_s=20)
+    triton_server = psutil.Process(server.pid_of("tritonserver"))
+
+    def closed() -> bool:
+        return not [c for c in triton_server.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+
+    eventually(closed, 20.0, lambda: "Triton holds connections of clients that are gone")
+    return Resources.of(server)
+
+
+def assert_flat(rounds: list[Resources]) -> None:
+    """Of the same thousand requests again and again, the first time being the warm-up: nothing is kept of them.
+
+    3 MiB are about a KiB for each request of three rounds: what a record or a reply that is kept would take. Pools of
+    threads fill as they are used, so two more are allowed; a thread per request would be a thousand.
+    """
+    first, last = rounds[0], rounds[-1]
+    for role in first.mib:
+        assert last.files[role] <= first.files[role], (role, rounds)
+        assert last.threads[role] <= first.threads[role] + 2, (role, rounds)
+        assert last.mib[role] - first.mib[role] < 3.0, (role, rounds)
+
+
+def check(answer: Answer, expected: str) -> None:
+    assert answer.error is None, answer.error
+    assert (answer.text, answer.reason, answer.finals) == (expected, "length", 1)
+
+
+async def test_a_thousand_requests_on_one_stream_are_answered_each_with_its_own_text(
+    server: Server, expected: list[str]
+) -> None:
+    requests = {str(number): (PROMPTS[number % 8], LENGTH) for number in range(MANY)}
+    rounds = []
+    for _ in range(ROUNDS):
+        async with connection(server.grpc) as client:
+            answers = await ask_many_on(client, requests)
+        for number, answer in enumerate(answers.values()):
+            check(answer, expected[number % 8])
+        rounds.append(await asyncio.to_thread(at_rest, server))
+    assert_flat(rounds)
+
+
+async def test_a_thousand_connections_are_answered_each_with_its_own_text(server: Server, expected: list[str]) -> None:
+    async def on_its_own(number: int) -> Answer:
+        async with connection(server.grpc) as client:
+            return await ask_on(client, PROMPTS[number % 8], **LENGTH)
+
+    rounds = []
+    for _ in range(ROUNDS):
+        answers = await asyncio.gather(*(on_its_own(number) for number in range(MANY)))
+        for number, answer in enumerate(answers):
+            check(answer, expected[number % 8])
+        rounds.append(await asyncio.to_thread(at_rest, server))
+    assert_flat(rounds)
+
+
+def test_a_thousand_connections_that_vanish_in_the_middle_of_an_answer_leave_nothing_behind(
+    server: Server, expected: list[str]
+) -> None:
+    rounds = []
+    for _ in range(ROUNDS):
+        with subprocess.Popen(
+            [sys.executable, "-m", "load.hold", server.grpc, str(MANY)], stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout is not None
+            try:
+                assert client.stdout.readline(), "an answer ended before all had begun"
+                assert server.stats().running == MANY
+            finally:
+                client.kill()
+        rounds.append(at_rest(server))
+    assert_flat(rounds)
+    check(asyncio.run(ask(server.grpc, PROMPTS[0], **LENGTH)), expected[0])
+
+
+BAD: list[tuple[str | bytes, dict[str, Any], str]] = [
+    ("", {}, "text_input"),
+    (b"\xff\xfe", {}, "text_input"),
+    ("word " * 40_000, {}, "text_input"),
+    ("the cat", {"temperature": -1}, "temperature"),
+    ("the cat", {"temperature": float("nan")}, "temperature"),
+    ("the cat", {"max_tokens": "many"}, "max_tokens"),
+    ("the cat", {"bogus": 1}, "bogus"),
+    ("the cat", {"stop": ["END"]}, "stop"),
+    ("the cat", {"n": 1_000_000}, "n"),
+    ("the cat", {"logit_bias": {"1": 100}}, "logit_bias"),
+]
+
+
+@pytest.mark.parametrize("own_connections", [False, True], ids=["one connection", "own connections"])
+async def test_bad_requests_among_concurrent_good_ones_fail_alone(
+    server: Server, expected: list[str], own_connections: bool
+) -> None:
+    """On streams of one connection, and on connections of their own."""
+
+    async def put(shared: triton.InferenceServerClient, text: str | bytes, parameters: dict[str, Any]) -> Answer:
+        if not own_connections:
+            return await ask_on(shared, text, **parameters)
+        async with connection(server.grpc) as client:
+            return await ask_on(client, text, **parameters)
+
+    before = await asyncio.to_thread(server.stats)
+    async with connection(server.grpc) as shared:
+        good = [put(shared, PROMPTS[number % 8], LENGTH) for number in range(200)]
+        bad = [put(shared, text, parameters) for text, parameters, _ in BAD * 10]
+        mixed = [task for pair in itertools.zip_longest(good, bad) for task in pair if task is not None]
+        names = [name for pair in itertools.zip_longest(range(200), BAD * 10) for name in pair if name is not None]
+        answers = await asyncio.gather(*mixed)
+    for answer, name in zip(answers, names, strict=True):
+        if isinstance(name, int):
+            check(answer, expected[name % 8])
+        else:
+            assert answer.error is not None and name[2] in str(answer.error), (name, answer.error)
+            assert answer.pieces == []
+    after = await asyncio.to_thread(server.until_idle, 10.0)
+    assert (after.restarts, after.pids) == (before.restarts, before.pids)
