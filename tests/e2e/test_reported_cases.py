@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import shutil
@@ -197,3 +198,28 @@ def test_tr_08_a_server_that_is_killed_gives_the_callback_of_a_stream_an_error()
             _, error = answers.get(timeout=5)
         client.close()
     assert answers.empty()
+
+
+def test_tr_11_fifty_users_under_gevent_end_at_their_limit_and_both_sides_count_the_same(server: Server) -> None:
+    """As locust runs them: each user streams without end and is killed in the middle of an answer."""
+    users, seconds = 50, 6.0
+
+    def served() -> int:
+        stats = httpx.get(f"{server.http}/v2/models/{MODEL}/stats").json()["model_stats"][0]["inference_stats"]
+        return int(stats["success"]["count"]) + int(stats["fail"]["count"])
+
+    before = served()
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "load.gevent_users", server.grpc, str(users), str(seconds)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < seconds + 20  # the interpreter's start and end, on a busy machine
+    count = json.loads(done.stdout)
+    assert count["answered"] >= users and 0 < count["left"] <= users
+    assert count["sent"] == count["answered"] + count["left"]
+    server.until_idle(5.0)
+    eventually(lambda: served() - before == count["sent"], 5.0, lambda: f"{count}, served {served() - before}")
