@@ -6,6 +6,7 @@
     │   ├── UnsupportedFeature        UNSUPPORTED       a known feature that this version refuses
     │   ├── QueueFull                 UNAVAILABLE       retry later: the waiting queue is at its limit
     │   ├── EngineUnavailable         UNAVAILABLE       retry later: the engine died or is (re)starting
+    │   ├── DeadlineExceeded          UNAVAILABLE       the request's own deadline passed
     │   ├── RequestCancelled          CANCELLED         the client went away
     │   └── SequenceFailed            INTERNAL          this sequence alone could not be computed
     └── StartError                    the engine can not start; the message says what to change
@@ -70,6 +71,12 @@ class QueueFull(RequestError):
 
 class EngineUnavailable(RequestError):
     """The engine died or is starting. Retryable."""
+
+    status = Status.UNAVAILABLE
+
+
+class DeadlineExceeded(RequestError):
+    """The deadline of the request passed before its answer was complete. The status is Triton's own for a timeout."""
 
     status = Status.UNAVAILABLE
 

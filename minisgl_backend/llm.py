@@ -10,16 +10,17 @@ their own; `executor="inline"` keeps everything in this one.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tqdm import tqdm
@@ -30,7 +31,7 @@ from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.rundir import runtime_root
 from minisgl_backend.config import resolve_config
-from minisgl_backend.errors import RequestError, StartError, Status, error_of
+from minisgl_backend.errors import InvalidRequest, RequestError, StartError, Status, error_of
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -50,13 +51,16 @@ from minisgl_backend.messages.client import (
     Welcome,
 )
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 from minisgl_backend.text.parameters import SamplingParams
 
 _LONG_WORK = 16
 """From this many prompts on, `generate` shows a progress bar unless told otherwise."""
 
 _ME = HolderId(b"llm")
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A text, token ids, or a chat: a list of messages such as {"role": "user", "content": "Hi"}."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -70,7 +74,7 @@ class Piece(msgspec.Struct, frozen=True):
 class Completion(msgspec.Struct, frozen=True):
     """A whole answer."""
 
-    prompt: str
+    prompt: Prompt  # as it was given
     text: str
     token_ids: tuple[int, ...]  # an end-of-sequence token that ended the answer is included
     finish_reason: FinishReason
@@ -103,42 +107,43 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[Completion]:
         """One answer per prompt, in the order of the prompts. A refused prompt raises; the others are then cancelled.
 
+        prompts: one prompt, or a list of them. A list of ints is one prompt of token ids, a list of messages one chat.
         sampling_params: for all prompts, or one for each. progress: a bar; by default on long work only.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        params = _one_each(sampling_params, len(texts))
+        each = _list_of_prompts(prompts)
+        params = _one_each(sampling_params, len(each))
         bar = tqdm(
-            total=len(texts), unit="prompt", disable=not (len(texts) >= _LONG_WORK if progress is None else progress)
+            total=len(each), unit="prompt", disable=not (len(each) >= _LONG_WORK if progress is None else progress)
         )
         done: dict[int, Completion] = {}
-        waiting = list(enumerate(zip(texts, params, strict=True)))[::-1]
+        waiting = list(enumerate(zip(each, params, strict=True)))[::-1]
         answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
         running: dict[RequestId, int] = {}
         try:
             while waiting or running:
                 while waiting and self._room.acquire(blocking=not running):
-                    index, (text, param) = waiting.pop()
-                    running[self._submit(text, param, stream=False, box=answers)] = index
+                    index, (prompt, param) = waiting.pop()
+                    running[self._submit(prompt, param, stream=False, box=answers)] = index
                 output = answers.get()
                 if isinstance(output, Started):
                     continue
                 index = running.pop(output.id)
-                done[index] = _completion(texts[index], output)
+                done[index] = _completion(each[index], output)
                 bar.update()
         finally:
             bar.close()
             for id in running:
                 self._forget(id)
-        return [done[index] for index in range(len(texts))]
+        return [done[index] for index in range(len(each))]
 
-    def stream(self, prompt: str, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
         """The answer piece by piece. Leaving the iterator early cancels the request."""
         box: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._room.acquire()
@@ -180,15 +185,14 @@ class LLM:
     # ── towards the engine ───────────────────────────────────────────────────────────────────────────────────────
 
     def _submit(
-        self, prompt: str, params: SamplingParams, *, stream: bool, box: queue.SimpleQueue[Output]
+        self, prompt: Prompt, params: SamplingParams, *, stream: bool, box: queue.SimpleQueue[Output]
     ) -> RequestId:
         """The caller has acquired `_room`; the terminal output gives it back."""
         try:
             id = RequestId(next(self._ids))
-            # A lone surrogate can not be encoded; it is handed on as it is, for text/ to refuse by name.
-            text = prompt.encode("utf-8", "surrogatepass")
+            request = _request(id, prompt, params, stream)
             self._boxes[id] = box
-            self._post(Request(id, text, params.to_json(), stream, exclude_input_in_output=True))
+            self._post(request)
         except BaseException:
             self._boxes.pop(id, None)
             self._room.release()
@@ -258,6 +262,30 @@ def _closed() -> RequestError:
     return error_of(Status.CANCELLED, "this LLM is closed")
 
 
+def _list_of_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+        return [prompts]
+    return list(prompts)
+
+
+def _request(id: RequestId, prompt: Prompt, params: SamplingParams, stream: bool) -> Request:
+    """What is no prompt of the three kinds, or can not be written as one, is refused by name, here or by text/."""
+    text = ids = chat = None
+    if isinstance(prompt, str):
+        text = prompt.encode("utf-8", "surrogatepass")  # a lone surrogate is handed on, for text/ to refuse
+    elif prompt and isinstance(prompt[0], Mapping):
+        try:
+            chat = json.dumps(prompt).encode()
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidRequest("messages", "must be values that JSON can hold") from None
+    else:
+        try:
+            ids = pack_tokens(cast(Sequence[int], prompt))
+        except (TypeError, OverflowError):
+            raise InvalidRequest("input_ids", "must be a list of integers from 0 to 2**31 - 1") from None
+    return Request(id, text, params.to_json(), stream, exclude_input_in_output=True, input_ids=ids, messages=chat)
+
+
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * number
@@ -266,7 +294,7 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: 
     return list(params)
 
 
-def _completion(prompt: str, output: Output) -> Completion:
+def _completion(prompt: Prompt, output: Output) -> Completion:
     if isinstance(output, Failed):
         raise error_of(output.status, output.message)
     assert isinstance(output, Finished), output

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from dataclasses import dataclass
 
 from minisgl_backend.actors.internal import (
@@ -47,12 +48,11 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.prompt import takes_long
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, Checked, RequestLimits, check_request, tokenise
+from minisgl_backend.text.request import Accepted, Checked, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
-
-_LONG_PROMPT_BYTES = 2_048
-"""From here on tokenising takes about a millisecond: it then runs in a thread, and other streams keep their pace."""
 
 _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
@@ -67,6 +67,7 @@ class _Open:
     holder: HolderId
     request: RequestId
     sequence: SequenceId
+    arrived_s: float  # monotonic
     record: Record | None = None
 
 
@@ -148,16 +149,16 @@ class TextActor:
             return
         sequence = SequenceId(self._next_sequence)
         self._next_sequence += 1
-        self._open[sequence] = _Open(holder, request.id, sequence)
+        self._open[sequence] = _Open(holder, request.id, sequence, time.monotonic())
         self._by_request[holder, request.id] = sequence
         try:
             limits, tokenizer = self._admit()
             checked = check_request(request, tokenizer, limits)
-            if len(request.text_input or b"") < _LONG_PROMPT_BYTES:
-                self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
-            else:
+            if takes_long(checked.prompt):
                 assert self._tasks is not None
                 self._tasks.create_task(self._tokenise_beside(sequence, checked, tokenizer, limits))
+            else:
+                self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
         except RequestError as error:
             self._end(sequence, error.status, str(error))
         except Exception:
@@ -200,8 +201,8 @@ class TextActor:
     def _start(self, id: SequenceId, accepted: Accepted) -> None:
         entry = self._open[id]
         assert self._tokenizer is not None
-        entry.record = Record(entry.request, accepted, self._tokenizer)
-        if not self._tell_scheduler(accepted.sequence(id)):
+        entry.record = Record(entry.request, accepted, self._tokenizer, entry.arrived_s)
+        if not self._tell_scheduler(accepted.sequence(id, entry.arrived_s)):
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
 
     def _tell_scheduler(self, message: TextToScheduler) -> bool:
@@ -216,6 +217,12 @@ class TextActor:
         return True
 
     def _on_progress(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        for started in progress.started:
+            entry = self._open.get(started.id)
+            if entry is not None and entry.record is not None:
+                entry.record.on_started(started, now_s)
+                self._touched[started.id] = None
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             entry = self._open.get(id)
             if entry is None or entry.record is None:
@@ -235,16 +242,17 @@ class TextActor:
             if entry is None or entry.record is None:
                 continue
             try:
-                output = entry.record.take_output()
+                outputs = (entry.record.take_started(), entry.record.take_output())
             except Exception:
                 self._fault(id)
                 continue
-            if output is not None:
-                self._outputs.setdefault(entry.holder, []).append(output)
+            self._outputs.setdefault(entry.holder, []).extend(output for output in outputs if output is not None)
             if entry.record.closed:
                 self._close(entry)
         self._touched.clear()
         for holder, items in self._outputs.items():
+            if not items:
+                continue
             self._front.deliver(holder, Outputs(tuple(items)))
         self._outputs.clear()
 
@@ -286,7 +294,11 @@ class TextActor:
         if self._engine is None or self._tokenizer is None:
             return
         pool_tokens = self._engine.pool_tokens
-        self._limits = RequestLimits(context_tokens=self._context_tokens, pool_tokens=pool_tokens)
+        self._limits = RequestLimits(
+            context_tokens=self._context_tokens,
+            pool_tokens=pool_tokens,
+            allow_client_template=self._config.allow_client_template,
+        )
         self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
 
     def _on_engine_down(self) -> None:

@@ -31,7 +31,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
     prompt: bytes  # packed int32
     sampling: Sampling
     max_new_tokens: int
-    stop_token_ids: tuple[int, ...]  # sorted; empty with ignore_eos
+    stop_token_ids: tuple[int, ...]  # sorted; of the client, and the model's own unless ignore_eos
     priority: int = 0  # smaller runs earlier, under the policy `priority`
     deadline_s: float | None = None  # monotonic clock of this machine; None: none
     cache_salt: bytes = b""  # cached prefixes are shared only under the same salt

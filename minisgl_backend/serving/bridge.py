@@ -18,7 +18,7 @@ from minisgl_backend.errors import RequestError, StartError, Status
 from minisgl_backend.messages.client import EngineState, Failed, Health
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.link import Link, OpenLink
-from minisgl_backend.serving.reply import Reply
+from minisgl_backend.serving.reply import Reply, Wanted
 from minisgl_backend.serving.sender import Outbox
 from minisgl_backend.serving.settings import engine_config
 from minisgl_backend.serving.tensors import read_request
@@ -81,13 +81,13 @@ class Bridge:
         id = RequestId(next(self._ids))
         sender = request.get_response_sender()
         try:
-            message = read_request(request, id)
+            message, wanted = read_request(request, id)
         except RequestError as error:
-            return Reply(self._stub, sender, stream=False).fail(error.status, str(error))
+            return Reply(self._stub, sender, False, Wanted()).fail(error.status, str(error))
         except Exception:
             self._log_exception()
-            return Reply(self._stub, sender, stream=False).fail(Status.INTERNAL, "the request could not be read")
-        reply = Reply(self._stub, sender, message.stream)
+            return Reply(self._stub, sender, False, Wanted()).fail(Status.INTERNAL, "the request could not be read")
+        reply = Reply(self._stub, sender, message.stream, wanted)
         if self._closed:
             return reply.fail(Status.UNAVAILABLE, "the model is being unloaded")
         self._outbox.open(id, reply)

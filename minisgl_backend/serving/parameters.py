@@ -1,39 +1,31 @@
 """Request parameters: which keys are Triton's own, which are ours, and which go to the sampler.
 
 Where it stands in the flow: `tensors.read_request` calls this with `request.parameters()`. Sampling keys are only
-separated here; `text/` validates them. The rule for a value given in two places (as an input tensor and as a request
-parameter): it is accepted when both agree, else the request is refused. Nothing is ever ignored.
+separated here; `text/` validates them. The rule for a value given in two places (as an input tensor, in the
+`sampling_parameters` object, as a request parameter): it is accepted when they agree, else the request is refused.
+Nothing is ever ignored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.text.parameters import MAX_PRIORITY, MIN_PRIORITY
+from minisgl_backend.text.values import flag, integer, json_object, read_flag, shown
 
 MAX_BYTES = 1 << 20
 """Of the JSON object of either place. The stub reads it on Triton's own thread, so the bound comes before parsing."""
 
-BOOL_OPTIONS = ("stream", "exclude_input_in_output")
-"""Inputs that may also be given as request parameters."""
+MAX_TIMEOUT_US = 2**53
+"""285 years; HTTP has no larger exact integers."""
 
-_TENSORS_ONLY = ("text_input", "sampling_parameters")
-
-_CONSUMED_BY_TRITON = ("id", "binary_data_output")
-"""HTTP hands these on although Triton has acted on them already."""
-
-_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
-
-_NOT_BUILT = (
-    "image",
-    "input_ids",
-    "messages",
-    "tools",
-    "stop_words",
-    "bad_words",
+BOOL_OPTIONS = (
+    "stream",
+    "exclude_input_in_output",
     "return_finish_reason",
     "return_cumulative_logprob",
     "return_logprobs",
@@ -42,7 +34,14 @@ _NOT_BUILT = (
     "return_output_ids",
     "return_perf_metrics",
 )
-"""Inputs of the dialect that this version does not declare: over /generate they arrive as request parameters."""
+"""Inputs that may also be given as request parameters."""
+
+_TENSORS_ONLY = ("text_input", "input_ids", "messages", "tools", "image", "sampling_parameters")
+
+_CONSUMED_BY_TRITON = ("id", "binary_data_output")
+"""HTTP hands these on although Triton has acted on them already."""
+
+_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 
 
 @dataclass(frozen=True)
@@ -51,47 +50,50 @@ class RequestParameters:
 
     options: Mapping[str, bool]  # keys of BOOL_OPTIONS
     sampling: Mapping[str, Any]  # not validated
+    priority: int  # smaller runs earlier
+    timeout_us: int  # 0: none
 
 
 def read_parameters(raw: str) -> RequestParameters:
-    """The JSON object of `request.parameters()` → who acts on what.
-
-    Raises InvalidRequest, or UnsupportedFeature for keys that are known and not built.
-    """
+    """The JSON object of `request.parameters()` → who acts on what. Raises RequestError, naming the key."""
     options: dict[str, bool] = {}
     sampling: dict[str, Any] = {}
-    for key, value in _json_object(raw, "parameters").items():
+    values = json_object(raw or "{}", "parameters", MAX_BYTES)
+    for key, value in values.items():
         if key in BOOL_OPTIONS:
-            options[key] = _bool(key, value)
+            options[key] = flag(key, value)
         elif key in _TENSORS_ONLY:
             raise InvalidRequest(key, "must be an input tensor, not a request parameter")
         elif key in _SEQUENCES:
             refuse_sequence()
-        elif key == "timeout":
-            refuse_timeout(value)
-        elif key == "priority":
-            _refuse_priority(value)
-        elif key in _NOT_BUILT:
-            raise UnsupportedFeature(key)
-        elif key not in _CONSUMED_BY_TRITON and not key.startswith("triton_"):
+        elif key not in ("priority", "timeout", *_CONSUMED_BY_TRITON) and not key.startswith("triton_"):
             sampling[key] = value
-    return RequestParameters(options, sampling)
+    return RequestParameters(
+        options=options,
+        sampling=sampling,
+        priority=integer("priority", values.get("priority", 0), MIN_PRIORITY, MAX_PRIORITY),
+        timeout_us=integer("timeout", values.get("timeout", 0), 0, MAX_TIMEOUT_US),
+    )
 
 
-def merge_sampling(tensor: bytes, parameters: Mapping[str, Any]) -> bytes:
-    """The sampling parameters of both places as one JSON object; empty when there are none.
+def merge_sampling(tensor: bytes, *others: Mapping[str, Any]) -> bytes:
+    """The sampling parameters of all places as one JSON object; empty when there are none.
 
     `tensor` is the `sampling_parameters` input as it came (empty: not given); given alone it is passed on unread.
-    Raises InvalidRequest when a key has different values in the two places.
+    Raises InvalidRequest when a key has different values in two places.
     """
-    if not parameters:
+    if not any(others):
         return tensor
-    merged = _json_object(tensor, "sampling_parameters")
-    for key, value in parameters.items():
-        if key in merged and not _agree(merged[key], value):
-            raise InvalidRequest(key, "has one value in sampling_parameters and another in the request's parameters")
-        merged.setdefault(key, value)
-    return json.dumps(merged).encode()
+    merged = json_object(tensor or b"{}", "sampling_parameters", MAX_BYTES)
+    try:
+        for other in others:
+            for key, value in other.items():
+                if key in merged and _meaning(merged[key]) != _meaning(value):
+                    raise InvalidRequest(_named(key), "has different values in two places of the request")
+                merged.setdefault(key, value)
+        return json.dumps(merged).encode()
+    except RecursionError:
+        raise InvalidRequest("sampling_parameters", "is nested too deeply") from None
 
 
 def merge_option(name: str, tensor: bool | None, parameters: Mapping[str, bool]) -> bool | None:
@@ -102,55 +104,28 @@ def merge_option(name: str, tensor: bool | None, parameters: Mapping[str, bool])
     return parameter if tensor is None else tensor
 
 
+def merge_timeout(own: int, parameter: int) -> int:
+    """Triton's own timeout (gRPC) and that of the request's parameters (HTTP), microseconds; 0: none."""
+    if own and parameter and own != parameter:
+        raise InvalidRequest("timeout", "has one value of the request and another in its parameters")
+    return own or parameter
+
+
 def refuse_sequence() -> None:
     """Triton's stateful sequences: each request here stands alone."""
     raise UnsupportedFeature("sequence_id", "sequences are not supported; each request carries its whole prompt")
 
 
-def refuse_timeout(value: Any) -> None:
-    """A deadline of 0 is none; any other is not kept by this version, so it is refused."""
-    if value not in (0, "0"):
-        raise UnsupportedFeature("timeout", "deadlines are not supported by this version; cancel the request instead")
-
-
-def _refuse_priority(value: Any) -> None:
-    if value not in (0, "0"):
-        raise UnsupportedFeature("priority", "priorities are not supported by this version")
-
-
-def _bool(name: str, value: Any) -> bool:
-    if isinstance(value, bool):
+def _meaning(value: Any) -> Any:
+    """A value as it will be read, whether or not it is written as a string: 5 and "5", [1, 2] and "[1,2]"."""
+    if not isinstance(value, str):
         return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise InvalidRequest(name, "must be true or false")
-
-
-def _agree(one: Any, other: Any) -> bool:
-    """Equal, also when one of them is written as a string: 5 and "5"."""
-    return bool(one == other) or _written(one) == _written(other)
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _json_object(raw: str | bytes, field: str) -> dict[str, Any]:
-    if len(raw) > MAX_BYTES:
-        raise InvalidRequest(field, f"must hold at most {MAX_BYTES} bytes, got {len(raw)}")
-
-    def without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in values:
-                raise InvalidRequest(field, f"names {key[:64]!a} twice")
-            values[key] = value
-        return values
-
     try:
-        value = json.loads(raw, object_pairs_hook=without_duplicates) if raw else {}
+        return json.loads(value)
     except (ValueError, RecursionError):
-        raise InvalidRequest(field, "is not valid JSON") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(field, "must be a JSON object")
-    return value
+        return value if (truth := read_flag(value)) is None else truth
+
+
+def _named(key: str) -> str:
+    """A key as the name of a field in a message: those of ours are; a client's own may be anything."""
+    return key if key.isascii() and key.isidentifier() and len(key) <= 64 else shown(key)

@@ -8,20 +8,22 @@ carries FINAL: without it the client hangs and the model can not be unloaded; a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, Output
+from minisgl_backend.messages.client import Failed, Finished, Output, Started
+from minisgl_backend.messages.tokens import count_tokens
 from minisgl_backend.serving.triton import ResponseSender, TritonStub
 
 NOT_FINISHED = "None"
 """The `finish_reason` of every response of a stream but the last."""
 
 LARGE_CHARS = 65_536
-"""A longer last text goes out ahead of FINAL. The stub closes a sender before it copies the response to shared memory:
-a last response that finds no room there would take FINAL with it."""
+"""A longer last text (or as many bytes of token ids) goes out ahead of FINAL. The stub closes a sender before it copies
+the response to shared memory: a last response that finds no room there would take FINAL with it."""
 
 _CODES = {
     Status.INVALID_ARGUMENT: "INVALID_ARG",
@@ -32,18 +34,32 @@ _CODES = {
 }
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a client wants in its responses, beside `text_output`."""
+
+    finish_reason: bool = True
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False  # the tokens of each response, as Triton's vLLM backend counts them
+    output_ids: bool = False  # the tokens themselves
+    perf_metrics: bool = False  # num_cached_tokens, queue_ms, ttft_ms
+
+
 class Reply:
     """Owns one response sender. Used by one thread at a time (see ResponseSender); the owner hands it over whole.
 
-    A streamed answer is one response per call of `give` that brings text; any other answer is one response in all.
-    FINAL travels on the last of them, after a long one by itself.
+    A streamed answer is one response per call of `give` that brings text (or tokens whose ids are wanted); any other
+    answer is one response in all. FINAL travels on the last of them, after a long one by itself.
     """
 
-    def __init__(self, stub: TritonStub, sender: ResponseSender, stream: bool) -> None:
+    def __init__(self, stub: TritonStub, sender: ResponseSender, stream: bool, wanted: Wanted) -> None:
         self._stub = stub
         self._sender = sender
         self._stream = stream
-        self._held = ""  # text received and not sent yet
+        self._wanted = wanted
+        self._started: Started | None = None  # comes before the first text
+        self._text = ""  # received and not sent yet
+        self._tokens = b""  # packed int32, those of the text and of what has no text
         self._ended = False
 
     @property
@@ -62,9 +78,8 @@ class Reply:
         try:
             for output in outputs:
                 self._take(output)
-            if self._stream and self._held and not self._ended:
-                text, self._held = self._held, ""
-                self._sender.send(self._piece(text, NOT_FINISHED))
+            if self._stream and not self._ended and (self._text or (self._tokens and self._wanted.output_ids)):
+                self._sender.send(self._piece(NOT_FINISHED))
         except Exception as error:
             self._log(f"a response could not be sent: {error!r}")
             self.fail(Status.INTERNAL, "the answer could not be sent")
@@ -79,20 +94,22 @@ class Reply:
     def _take(self, output: Output) -> None:
         if self._ended:
             self._log(f"an answer that has ended got one more {type(output).__name__}")
-        elif isinstance(output, Chunk):
-            self._held += output.text
-        elif isinstance(output, Finished):
-            text, self._held = self._held + output.text, ""
-            self._finish(text, output.reason.value)
+        elif isinstance(output, Started):
+            self._started = output
         elif isinstance(output, Failed):
             self.fail(output.status, output.message)
+        else:
+            self._text += output.text
+            self._tokens += output.tokens
+            if isinstance(output, Finished):
+                self._finish(output.reason.value)
 
-    def _finish(self, text: str, reason: str) -> None:
-        if len(text) > LARGE_CHARS:
-            self._sender.send(self._piece(text, reason))
+    def _finish(self, reason: str) -> None:
+        if max(len(self._text), len(self._tokens) * self._wanted.output_ids) > LARGE_CHARS:
+            self._sender.send(self._piece(reason))
             self._end(_nothing)
         else:
-            self._end(self._piece, text, reason)
+            self._end(self._piece, reason)
 
     def _end(self, build: Callable[..., Any], *arguments: Any) -> None:
         """Sends FINAL with the response `build` makes, or else with an error. Marked ended before the first attempt:
@@ -107,12 +124,21 @@ class Reply:
             except Exception as error:
                 self._log(f"the last response could not be sent: {error!r}")
 
-    def _piece(self, text: str, reason: str) -> Any:
-        tensors = [
-            self._stub.Tensor("text_output", _one(text.encode("utf-8"))),
-            self._stub.Tensor("finish_reason", _one(reason.encode("ascii"))),
-        ]
-        return self._stub.InferenceResponse(tensors)
+    def _piece(self, reason: str) -> Any:
+        """The response of what is held, which is then held no more."""
+        text, self._text = self._text, ""
+        tokens, self._tokens = self._tokens, b""
+        wanted = self._wanted
+        outputs = {"text_output": _one(text.encode("utf-8"))}
+        if wanted.finish_reason:
+            outputs["finish_reason"] = _one(reason.encode("ascii"))
+        if wanted.num_output_tokens:
+            outputs["num_output_tokens"] = np.array([count_tokens(tokens)], dtype=np.uint32)
+        if wanted.output_ids:
+            outputs["output_ids"] = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+        if self._started is not None:
+            outputs |= _of_start(self._started, wanted)
+        return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
 
     def _error(self, status: Status, message: str) -> Any:
         code = getattr(self._stub.TritonError, _CODES[status], None)  # old stubs lack codes, older ones all of them
@@ -130,3 +156,14 @@ def _nothing() -> None:
 def _one(value: bytes) -> Any:
     """A BYTES tensor [1]. dtype object, because numpy's own bytes lose trailing zeros."""
     return np.array([value], dtype=np.object_)
+
+
+def _of_start(started: Started, wanted: Wanted) -> dict[str, Any]:
+    outputs: dict[str, Any] = {}
+    if wanted.num_input_tokens:
+        outputs["num_input_tokens"] = np.array([started.num_input_tokens], dtype=np.uint32)
+    if wanted.perf_metrics:
+        outputs["num_cached_tokens"] = np.array([started.num_cached_tokens], dtype=np.uint32)
+        outputs["queue_ms"] = np.array([started.queue_ms], dtype=np.float32)
+        outputs["ttft_ms"] = np.array([started.ttft_ms], dtype=np.float32)
+    return outputs

@@ -1,8 +1,8 @@
-"""Triton's request → `messages.client.Request`.
+"""Triton's request → `messages.client.Request`, and what its client wants to be told.
 
 Where it stands in the flow: the bridge calls `read_request` for every request of an `execute` call, on Triton's
 thread. It checks what only Triton's side can know (tensors, shapes, types, the places a parameter may stand in);
-what the values mean is validated by `text/`.
+what the values mean is validated by `text/`. Prompts of every kind pass as bytes, unread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,40 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.parameters import (
+    BOOL_OPTIONS,
+    MAX_BYTES,
     merge_option,
     merge_sampling,
+    merge_timeout,
     read_parameters,
     refuse_sequence,
-    refuse_timeout,
 )
+from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.triton import InferenceRequest, Tensor
+from minisgl_backend.text.parameters import MAX_STOP_TOKEN_IDS
+from minisgl_backend.text.values import token_ids
 
-INPUTS = ("text_input", "stream", "exclude_input_in_output", "sampling_parameters")
+_WORDS = ("stop", "stop_words", "bad_words")
+
+INPUTS = (
+    "text_input",
+    "input_ids",
+    "messages",
+    "tools",
+    "image",
+    "sampling_parameters",
+    *_WORDS,
+    "stop_token_ids",
+    *BOOL_OPTIONS,
+)
 """The inputs that config.pbtxt declares."""
 
+_NOT_BUILT = ("return_cumulative_logprob", "return_logprobs")
 
-def read_request(request: InferenceRequest, id: RequestId) -> Request:
+Tensors = Mapping[str, Tensor]
+
+
+def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wanted]:
     """Copies everything out of Triton's memory. Raises RequestError, naming the field."""
     tensors = {tensor.name(): tensor for tensor in request.inputs()}
     for name in tensors:
@@ -36,43 +57,101 @@ def read_request(request: InferenceRequest, id: RequestId) -> Request:
             raise UnsupportedFeature(name, "is not an input of this model")
     if request.flags() or request.correlation_id() not in (0, "", "0"):
         refuse_sequence()
-    refuse_timeout(request.timeout())
+    if any(_elements(tensors, "image")):
+        raise UnsupportedFeature("image", "this model takes no images")
     parameters = read_parameters(request.parameters())
-    prompt = _bytes(tensors, "text_input")
-    if prompt is None:
-        raise InvalidRequest("text_input", "is missing")
-    exclude = "exclude_input_in_output"
-    return Request(
+    options = {name: merge_option(name, _bool(tensors, name), parameters.options) for name in BOOL_OPTIONS}
+    for name in _NOT_BUILT:
+        if options[name]:
+            raise UnsupportedFeature(name)
+    message = Request(
         id=id,
-        text_input=prompt,
-        parameters=merge_sampling(_bytes(tensors, "sampling_parameters") or b"", parameters.sampling),
-        stream=merge_option("stream", _bool(tensors, "stream"), parameters.options) or False,
-        exclude_input_in_output=merge_option(exclude, _bool(tensors, exclude), parameters.options),
+        text_input=_bytes(tensors, "text_input"),
+        parameters=merge_sampling(_bytes(tensors, "sampling_parameters") or b"", _lists(tensors), parameters.sampling),
+        stream=options["stream"] or False,
+        exclude_input_in_output=options["exclude_input_in_output"],
+        input_ids=_packed(tensors, "input_ids"),
+        messages=_bytes(tensors, "messages"),
+        tools=_bytes(tensors, "tools"),
+        priority=parameters.priority,
+        timeout_us=merge_timeout(request.timeout(), parameters.timeout_us),
+    )
+    return message, _wanted(options)
+
+
+def _wanted(options: Mapping[str, bool | None]) -> Wanted:
+    return Wanted(
+        finish_reason=options["return_finish_reason"] is not False,
+        num_input_tokens=bool(options["return_num_input_tokens"]),
+        num_output_tokens=bool(options["return_num_output_tokens"]),
+        output_ids=bool(options["return_output_ids"]),
+        perf_metrics=bool(options["return_perf_metrics"]),
     )
 
 
-def _bytes(tensors: Mapping[str, Tensor], name: str) -> bytes | None:
+def _lists(tensors: Tensors) -> dict[str, Any]:
+    """The list inputs that hold something, as members of the sampling parameters. An empty string is no word."""
+    lists: dict[str, Any] = {name: _words(tensors, name) for name in _WORDS}
+    ids = _array(tensors, "stop_token_ids", np.int32, "INT32")
+    if ids is not None:
+        lists["stop_token_ids"] = token_ids("stop_token_ids", ids.reshape(-1).tolist(), MAX_STOP_TOKEN_IDS)
+    return {name: values for name, values in lists.items() if values}
+
+
+def _words(tensors: Tensors, name: str) -> list[str]:
+    words = [word for word in _elements(tensors, name) if word]
+    if sum(map(len, words)) > MAX_BYTES:
+        raise InvalidRequest(name, f"must hold at most {MAX_BYTES} bytes")
+    try:
+        return [word.decode("utf-8") for word in words]
+    except UnicodeDecodeError:
+        raise InvalidRequest(name, "is not valid UTF-8") from None
+
+
+def _packed(tensors: Tensors, name: str) -> bytes | None:
+    """An INT32 tensor as packed int32, little-endian; None: not given."""
+    array = _array(tensors, name, np.int32, "INT32")
+    return None if array is None else array.astype("<i4", copy=False).tobytes()
+
+
+def _bytes(tensors: Tensors, name: str) -> bytes | None:
     """The only element of a BYTES tensor, exactly as it came: trailing zero bytes and all. None: not given."""
-    element = _element(tensors, name)
-    if element is None or isinstance(element, bytes):
+    array = _array(tensors, name, np.object_, "BYTES")
+    return None if array is None else _as_bytes(name, _only(name, array))
+
+
+def _bool(tensors: Tensors, name: str) -> bool | None:
+    """The only element of a BOOL tensor. None: not given."""
+    array = _array(tensors, name, np.bool_, "BOOL")
+    return None if array is None else bool(_only(name, array))
+
+
+def _elements(tensors: Tensors, name: str) -> list[bytes]:
+    """All elements of a BYTES tensor; none when it is not given."""
+    array = _array(tensors, name, np.object_, "BYTES")
+    return [] if array is None else [_as_bytes(name, element) for element in array.reshape(-1)]
+
+
+def _as_bytes(name: str, element: Any) -> bytes:
+    if isinstance(element, bytes):
         return element
-    if isinstance(element, str):
-        try:
-            return element.encode("utf-8")
-        except UnicodeEncodeError:
-            raise InvalidRequest(name, "is not valid UTF-8") from None
-    raise InvalidRequest(name, "must be a BYTES tensor")
+    if not isinstance(element, str):
+        raise InvalidRequest(name, "must be a tensor of BYTES")
+    try:
+        return element.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(name, "is not valid UTF-8") from None
 
 
-def _bool(tensors: Mapping[str, Tensor], name: str) -> bool | None:
-    element = _element(tensors, name)
-    if element is None or isinstance(element, bool):
-        return element
-    raise InvalidRequest(name, "must be a BOOL tensor")
+def _only(name: str, array: Any) -> Any:
+    """The only element of an array of any rank."""
+    if array.size != 1:
+        raise InvalidRequest(name, f"must hold exactly one value, got shape {list(array.shape)}")
+    return array.reshape(-1)[0]
 
 
-def _element(tensors: Mapping[str, Tensor], name: str) -> Any:
-    """The only element of a tensor of any rank, as a Python object; None when the tensor is not given."""
+def _array(tensors: Tensors, name: str, dtype: type, triton_type: str) -> Any:
+    """The array of a tensor, its type checked; None when it is not given."""
     tensor = tensors.get(name)
     if tensor is None:
         return None
@@ -80,7 +159,6 @@ def _element(tensors: Mapping[str, Tensor], name: str) -> Any:
         array = np.asarray(tensor.as_numpy())
     except Exception:
         raise InvalidRequest(name, "can not be read as a tensor") from None
-    if array.size != 1:
-        raise InvalidRequest(name, f"must hold exactly one value, got shape {list(array.shape)}")
-    element = array.reshape(-1)[0]
-    return element.item() if isinstance(element, np.generic) else element
+    if array.dtype != dtype:
+        raise InvalidRequest(name, f"must be a tensor of {triton_type}")
+    return array

@@ -20,45 +20,63 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from minisgl_backend.errors import InvalidRequest
+from minisgl_backend.text.chat import plain_messages
 
 
 class ChatTemplate:
     """One template with the special tokens it may name. Compiled at its first use; rendering changes nothing."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], given_by_client: bool = False) -> None:
         """special_tokens: `bos_token`, `eos_token`, … → their text."""
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._whose = "the request's chat template" if given_by_client else "the model's chat template"
         self._compiled: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def with_source(self, source: str) -> ChatTemplate:
+        """A client's template in place of the model's, with the same special tokens."""
+        return ChatTemplate(source, self._special_tokens, given_by_client=True)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt of these messages; with add_generation_prompt it ends where the assistant begins to speak.
 
-        Raises InvalidRequest naming `messages` when they are not messages, and with the template's own words when the
-        template refuses them.
+        arguments: more variables for the template. Raises InvalidRequest or UnsupportedFeature naming `messages` when
+        they are not messages, and with the template's own words when the template refuses them.
         """
-        _check_messages(messages)
+        variables = self._variables(plain_messages(messages), add_generation_prompt, arguments or {})
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self._source)
-            return self._compiled.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
+            return self._compiled.render(variables)
         except jinja2.TemplateSyntaxError as error:
-            raise InvalidRequest("messages", f"the model's chat template is broken: {error.message}") from None
+            raise InvalidRequest("messages", f"{self._whose} is broken: {_words(error)}") from None
         except jinja2.TemplateError as error:
-            raise InvalidRequest("messages", f"the model's chat template refuses them: {error.message}") from None
+            raise InvalidRequest("messages", f"{self._whose} refuses them: {_words(error)}") from None
         except Exception as error:  # the template computes on what the client sent: any error of it is the client's
-            kind = type(error).__name__
-            raise InvalidRequest("messages", f"the model's chat template can not render them ({kind})") from None
+            raise InvalidRequest("messages", f"{self._whose} can not render them ({type(error).__name__})") from None
+
+    def _variables(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        ours = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._special_tokens}
+        for name in (*ours, *_OWN_NAMES):
+            if name in arguments:
+                raise InvalidRequest("chat_template_kwargs", f"must not name {name!a}, which is set by the server")
+        return {**arguments, **ours}
 
 
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list | tuple) or not messages:
-        raise InvalidRequest("messages", "must be a list of at least one message")
-    for place, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequest("messages", f"message {place} must be an object with a string `role`")
+_OWN_NAMES = ("tools", "continue_final_message", "chat_template", "raise_exception", "strftime_now")
+"""What a template argument must not stand in for, beside the messages and the special tokens."""
+
+
+def _words(error: jinja2.TemplateError) -> str:
+    """The template's own words, which may quote the client at any length."""
+    return ascii(error.message or "")[1:-1][:300]
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

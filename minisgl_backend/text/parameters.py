@@ -10,34 +10,56 @@ value says "off"; it is unknown, and refused with the nearest known name. Nothin
 
 from __future__ import annotations
 
+import difflib
 import json
-import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from minisgl_backend.config import nearest
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.sampling import Sampling
+from minisgl_backend.text.values import (
+    MAX_INT,
+    flag,
+    integer,
+    json_object,
+    number,
+    read_flag,
+    read_object,
+    real,
+    shown,
+    text,
+    token_ids,
+)
 
 MAX_PARAMETERS_BYTES = 1 << 20
 MAX_TEMPERATURE = 100.0  # far beyond it the distribution is flat; a bound keeps 1e308 from the workers
 GREEDY_TEMPERATURE = 1e-4  # below it float32 can not tell a draw from the best token: taken as greedy
-MAX_INT = 2**31 - 1
 MAX_SEED = 2**63 - 1
+MAX_STOP_TOKEN_IDS = 256  # the scheduler looks every token up in them
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_DEADLINE_MS = 2.0**31  # 24 days
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request draws its tokens. Checked when a request is made of it, not when it is built."""
+    """How one request draws its tokens, where it stands in the queue, and how its chat becomes a prompt. Checked when
+    a request is made of it, not when it is built.
+    """
 
     max_tokens: int = 16  # 1 … 2**31 - 1; clipped to what the context leaves
     temperature: float = 1.0  # 0 … 100; 0 (and all below 0.0001) is greedy
     top_k: int = 0  # 0 or -1: no limit; 1 is greedy; more than the vocabulary is no limit
     top_p: float = 1.0  # (0, 1]; 1: no limit
     seed: int | None = None  # 0 … 2**63 - 1; None: one is drawn
-    ignore_eos: bool = False  # go on past end-of-sequence tokens
+    ignore_eos: bool = False  # go on past end-of-sequence tokens, not past stop_token_ids
+    stop_token_ids: tuple[int, ...] = ()  # end the answer as an end-of-sequence token does; at most 256
+    priority: int = 0  # -2**31 … 2**31 - 1; smaller runs earlier
+    deadline_ms: float | None = None  # 0 … 2**31, from arrival to the end of the answer; None and 0: none
+    add_generation_prompt: bool = True  # of a chat: its prompt ends where the assistant begins to speak
+    chat_template_kwargs: dict[str, Any] | None = None  # of a chat: arguments of the template
+    chat_template: str | None = None  # of a chat: in place of the model's; only where the operator allows it
 
     def to_json(self) -> bytes:
         """The JSON object of Request.parameters. Raises InvalidRequest for a value that JSON can not hold."""
@@ -63,9 +85,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "logit_bias": ({},),
     "allowed_token_ids": (),
-    "bad_words": ([],),
-    "stop": ([],),
-    "stop_token_ids": ([],),
     "include_stop_str_in_output": (False,),
     "min_tokens": (0,),
     "logprobs": (False,),
@@ -85,8 +104,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "response_format": (),
     "json_schema": (),
     "lora_name": (),
-    "priority": (0,),
-    "deadline_ms": (),
+    "continue_final_message": (False,),
     "cache_salt": (),
     "return_token_ids": (False,),
     "logits_processors": ([],),
@@ -95,35 +113,78 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Known and not built → the values that ask for nothing. null asks for nothing everywhere."""
 
 
+_WORDS = ("stop", "stop_words", "bad_words")
+"""Lists of words, not built: refused as soon as they hold one."""
+
+_ELSEWHERE = (
+    "text_input",
+    "input_ids",
+    "messages",
+    "tools",
+    "image",
+    "stream",
+    "exclude_input_in_output",
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_output_ids",
+    "return_perf_metrics",
+    "timeout",
+)
+"""What a request gives beside its sampling parameters."""
+
+
 def parse_parameters(raw: bytes) -> SamplingParams:
     """The sampling parameters of a request: a JSON object in UTF-8, or nothing at all for the defaults.
 
     Raises InvalidRequest (not such an object, an unknown key, a value out of range) or UnsupportedFeature, each
     naming the field. The messages are plain ASCII of bounded length, whatever the client sent.
     """
-    values = _json_object(raw) if raw else {}
-    for key, value in values.items():
-        if key in _OFF:
-            if not _asks_for_nothing(value, _OFF[key]):
-                raise UnsupportedFeature(key)
-        elif key not in SamplingParams.__struct_fields__:
-            name = _shown(key)
-            raise InvalidRequest(
-                "sampling_parameters", f"unknown parameter {name}{nearest(key[:64], SamplingParams.__struct_fields__)}"
-            )
-    default = SamplingParams()
-    if values.get("max_tokens", 1) is None:
-        raise InvalidRequest("max_tokens", f"must not be null; leave it out for {default.max_tokens}")
-    given = {key: value for key, value in values.items() if value is not None and key not in _OFF}
-    seed = given.get("seed")
-    return SamplingParams(
-        max_tokens=_integer("max_tokens", given.get("max_tokens", default.max_tokens), 1, MAX_INT),
-        temperature=_real("temperature", given.get("temperature", default.temperature), 0.0, MAX_TEMPERATURE),
-        top_k=_integer("top_k", given.get("top_k", default.top_k), -1, MAX_INT),
-        top_p=_real("top_p", given.get("top_p", default.top_p), 0.0, 1.0, low_excluded=True),
-        seed=None if seed is None else _integer("seed", seed, 0, MAX_SEED),
-        ignore_eos=_flag("ignore_eos", given.get("ignore_eos", default.ignore_eos)),
-    )
+    values = json_object(raw, "sampling_parameters", MAX_PARAMETERS_BYTES) if raw else {}
+    given = {key: value for key, value in values.items() if _is_read(key, value) and value is not None}
+    if "max_tokens" in values and values["max_tokens"] is None:
+        raise InvalidRequest("max_tokens", f"must not be null; leave it out for {_DEFAULT.max_tokens}")
+    return SamplingParams(**{key: _READERS[key](value) for key, value in given.items()})
+
+
+_DEFAULT = SamplingParams()
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "max_tokens": partial(integer, "max_tokens", low=1, high=MAX_INT),
+    "temperature": partial(real, "temperature", low=0.0, high=MAX_TEMPERATURE),
+    "top_k": partial(integer, "top_k", low=-1, high=MAX_INT),
+    "top_p": partial(real, "top_p", low=0.0, high=1.0, low_excluded=True),
+    "seed": partial(integer, "seed", low=0, high=MAX_SEED),
+    "ignore_eos": partial(flag, "ignore_eos"),
+    "stop_token_ids": partial(token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS),
+    "priority": partial(integer, "priority", low=MIN_PRIORITY, high=MAX_PRIORITY),
+    "deadline_ms": partial(real, "deadline_ms", low=0.0, high=MAX_DEADLINE_MS),
+    "add_generation_prompt": partial(flag, "add_generation_prompt"),
+    "chat_template_kwargs": partial(read_object, "chat_template_kwargs"),
+    "chat_template": partial(text, "chat_template"),
+}
+"""Field of SamplingParams → how its value is checked."""
+
+
+def _is_read(key: str, value: Any) -> bool:
+    """Whether a key has a reader. Raises for what is not built and for what nobody knows."""
+    if key in _READERS:
+        return True
+    if key in _OFF or key in _WORDS:
+        if not (_no_words(value) if key in _WORDS else _asks_for_nothing(value, _OFF[key])):
+            raise UnsupportedFeature(key)
+        return False
+    if key in _ELSEWHERE:
+        raise InvalidRequest(key, "is no sampling parameter: give it as an input or parameter of the request itself")
+    raise InvalidRequest("sampling_parameters", f"unknown parameter {shown(key)}{_hint(key)}")
+
+
+def _hint(key: str) -> str:
+    """The nearest name that a request may hold; what is read here when none is near."""
+    close = difflib.get_close_matches(key[:64], (*_READERS, *_ELSEWHERE, *_WORDS, *_OFF), n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(_READERS))}"
 
 
 def resolve_sampling(params: SamplingParams, vocab_size: int, seed: int) -> Sampling:
@@ -139,108 +200,18 @@ def resolve_sampling(params: SamplingParams, vocab_size: int, seed: int) -> Samp
     return Sampling(temperature=params.temperature, top_k=top_k, top_p=params.top_p, seed=seed, sample_index=0)
 
 
-# ── reading JSON ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _json_object(raw: bytes) -> dict[str, Any]:
-    """Python's own parser rather than msgspec's: it reads NaN and Infinity, so that the refusal can name the field."""
-    if len(raw) > MAX_PARAMETERS_BYTES:
-        raise _bad_object(f"must hold at most {MAX_PARAMETERS_BYTES} bytes, got {len(raw)}")
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except UnicodeDecodeError:
-        raise _bad_object("is not valid UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise _bad_object(f"is not valid JSON: {error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise _bad_object("is nested too deeply") from None
-    except ValueError:  # an integer of more digits than Python reads
-        raise _bad_object("holds an integer with too many digits") from None
-    if not isinstance(value, dict):
-        raise _bad_object(f"must be a JSON object, got {_shown(value)}")
-    return value
-
-
-def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in values:
-            raise _bad_object(f"names {_shown(key)} twice")
-        values[key] = value
-    return values
-
-
-def _bad_object(problem: str) -> InvalidRequest:
-    return InvalidRequest("sampling_parameters", problem)
-
-
-# ── reading one value ────────────────────────────────────────────────────────────────────────────────────────────
-
-_NUMBER = re.compile(r"\s*([+-]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][+-]?\d{1,4})?)\s*", re.ASCII)
-_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
-_FLAGS = {"true": True, "false": False, "1": True, "0": False}
-
-
-def _number(value: Any) -> int | float | None:
-    """A finite number, given as such or as a string; None for anything else."""
-    if isinstance(value, str):
-        match = _NUMBER.fullmatch(value)
-        if match is None:
-            return None
-        value = int(match[1]) if _INTEGER.fullmatch(match[1]) else float(match[1])
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if isinstance(value, int) or math.isfinite(value) else None
-
-
-def _integer(field: str, value: Any, low: int, high: int) -> int:
-    number = _number(value)
-    if number is None or number != int(number) or not low <= number <= high:
-        raise InvalidRequest(field, f"must be an integer from {low} to {high}, got {_shown(value)}")
-    return int(number)
-
-
-def _real(field: str, value: Any, low: float, high: float, low_excluded: bool = False) -> float:
-    number = _number(value)
-    if number is None or not low <= number <= high or (low_excluded and number == low):
-        bracket = "(" if low_excluded else "["
-        raise InvalidRequest(field, f"must be a number in {bracket}{low:g}, {high:g}], got {_shown(value)}")
-    return float(number)
-
-
-def _flag(field: str, value: Any) -> bool:
-    flag = _FLAGS.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
-    if flag is None:
-        raise InvalidRequest(field, f"must be true or false, got {_shown(value)}")
-    return flag
-
-
 def _asks_for_nothing(value: Any, off_values: tuple[Any, ...]) -> bool:
     return value is None or any(_equals(value, off) for off in off_values)
 
 
 def _equals(value: Any, off: Any) -> bool:
     if isinstance(off, bool):
-        return value is off or (isinstance(value, str) and _FLAGS.get(value.strip().lower()) is off)
+        return value is off or (isinstance(value, str) and read_flag(value) is off)
     if isinstance(off, int):
-        return _number(value) == off
-    return type(value) is type(off) and value == off
+        return number(value) == off
+    return type(value) is type(off) and bool(value == off)
 
 
-def _shown(value: Any) -> str:
-    """A value for a message: ASCII, short, and never deeper than its own type."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case dict():
-            return "an object"
-        case list():
-            return "a list"
-        case str():
-            return ascii(value[:40]) + ("..." if len(value) > 40 else "")
-        case int() if abs(value) >= 10**40:
-            return "an integer of more than 40 digits"
-        case _:
-            return str(value)
+def _no_words(value: Any) -> bool:
+    """An empty string is no word, alone or in a list."""
+    return value in (None, "") or (isinstance(value, list) and all(word == "" for word in value))

@@ -11,42 +11,30 @@ clipped to that and the answer then ends with finish_reason `length`. L = C - 1 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
 
-from minisgl_backend.errors import InvalidRequest
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import Sampling
-from minisgl_backend.messages.tokens import count_tokens, pack_tokens
+from minisgl_backend.messages.tokens import count_tokens
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters, resolve_sampling
+from minisgl_backend.text.prompt import Prompt, TextPrompt, prompt_ids, read_prompt
 from minisgl_backend.text.tokenizer import Tokenizer
-
-
-class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sequence may hold, in tokens."""
-
-    context_tokens: int  # prompt + answer
-    pool_tokens: int  # the whole KV pool: what one sequence alone could fill
-
-    @property
-    def sequence_tokens(self) -> int:
-        """C of the length rule."""
-        return min(self.context_tokens, self.pool_tokens)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The longest prompt that leaves room for an answer."""
-        return self.sequence_tokens - 1
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose fields are right, its prompt not yet tokenised."""
 
-    prompt_text: str
+    prompt: Prompt
     params: SamplingParams
+    priority: int
+    timeout_s: float | None  # from arrival to the end of the answer
     stream: bool
     echo_prompt: bool  # the prompt stands in front of the text of the answer
 
@@ -55,25 +43,28 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """A request that will run."""
 
     prompt_ids: bytes  # packed int32, 1 … RequestLimits.prompt_tokens ids, each below the vocabulary's size
-    prompt_text: str  # as the client gave it
+    prompt_text: str  # stands in front of the answer's text; empty unless the prompt is to be echoed
     sampling: Sampling
     max_new_tokens: int  # ≥ 1, clipped by the length rule
-    stop_token_ids: tuple[int, ...]  # sorted; empty with ignore_eos
+    stop_token_ids: tuple[int, ...]  # sorted; the model's own ends are not among them with ignore_eos
+    priority: int
+    timeout_s: float | None
     stream: bool
-    echo_prompt: bool
 
     @property
     def num_input_tokens(self) -> int:
         return count_tokens(self.prompt_ids)
 
-    def sequence(self, sequence_id: SequenceId) -> Sequence:
-        """What the scheduler gets of it."""
+    def sequence(self, sequence_id: SequenceId, arrived_s: float) -> Sequence:
+        """What the scheduler gets of it. arrived_s: when the request came, on the monotonic clock."""
         return Sequence(
             id=sequence_id,
             prompt=self.prompt_ids,
             sampling=self.sampling,
             max_new_tokens=self.max_new_tokens,
             stop_token_ids=self.stop_token_ids,
+            priority=self.priority,
+            deadline_s=None if self.timeout_s is None else arrived_s + self.timeout_s,
         )
 
 
@@ -83,68 +74,79 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     Raises InvalidRequest or UnsupportedFeature, naming the field.
     """
     params = parse_parameters(request.parameters)
-    if request.stream and request.exclude_input_in_output is False:
-        raise InvalidRequest("exclude_input_in_output", "must not be false when stream is true")
+    prompt = read_prompt(request, params, tokenizer, limits)
+    _check_stop_tokens(params.stop_token_ids, tokenizer.vocab_size)
     return Checked(
-        prompt_text=_prompt_text(request.text_input or b"", tokenizer, limits),
+        prompt=prompt,
         params=params,
+        priority=_priority(request, params),
+        timeout_s=_timeout_s(request, params),
         stream=request.stream,
-        echo_prompt=not request.stream and not request.exclude_input_in_output,
+        echo_prompt=_echoes(request, prompt),
     )
 
 
 def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw_seed: Callable[[], int]) -> Accepted:
-    """Encodes the prompt and applies the length rule. Slow for long prompts: may run in a thread.
+    """Encodes the prompt and applies the length rule. Slow for long texts and chats: may run in a thread.
 
     draw_seed: gives 0 … 2**63 - 1; called once, and only when the request names no seed.
-    Raises InvalidRequest naming `text_input`.
+    Raises InvalidRequest or UnsupportedFeature naming the prompt's field.
     """
-    prompt = _prompt_ids(checked.prompt_text, tokenizer, limits)
+    ids = prompt_ids(checked.prompt, tokenizer, limits)
     params = checked.params
     seed = draw_seed() if params.seed is None else params.seed
+    echoed = checked.prompt if checked.echo_prompt else None
+    own_ends = () if params.ignore_eos else tokenizer.eos_token_ids
     return Accepted(
-        prompt_ids=pack_tokens(prompt),
-        prompt_text=checked.prompt_text,
+        prompt_ids=ids,
+        prompt_text=echoed.text if isinstance(echoed, TextPrompt) else "",
         sampling=resolve_sampling(params, tokenizer.vocab_size, seed),
-        max_new_tokens=min(params.max_tokens, limits.sequence_tokens - len(prompt)),
-        stop_token_ids=() if params.ignore_eos else tokenizer.eos_token_ids,
+        max_new_tokens=min(params.max_tokens, limits.sequence_tokens - count_tokens(ids)),
+        stop_token_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
+        priority=checked.priority,
+        timeout_s=checked.timeout_s,
         stream=checked.stream,
-        echo_prompt=checked.echo_prompt,
     )
 
 
-def _prompt_text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> str:
-    if not raw:
-        raise InvalidRequest("text_input", "must not be empty")
-    most = limits.prompt_tokens * tokenizer.max_token_bytes
-    if len(raw) > most:  # before anything that walks over the text
-        raise InvalidRequest(
-            "text_input",
-            f"holds {len(raw)} bytes; no prompt of more than {most} bytes fits the limit of "
-            f"{limits.prompt_tokens} prompt tokens",
-        )
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest("text_input", f"is not valid UTF-8: {error.reason} at byte {error.start}") from None
+def _echoes(request: Request, prompt: Prompt) -> bool:
+    """Whether the prompt stands in front of the answer: by default it does, unless streamed, and only a text can."""
+    field, exclude = "exclude_input_in_output", request.exclude_input_in_output
+    if request.stream and exclude is False:
+        raise InvalidRequest(field, "must not be false when stream is true")
+    if not isinstance(prompt, TextPrompt):
+        if exclude is False:
+            raise InvalidRequest(field, f"must not be false with {prompt.field}: only text_input can be echoed")
+        return False
+    return not request.stream and not exclude
 
 
-def _prompt_ids(text: str, tokenizer: Tokenizer, limits: RequestLimits) -> list[int]:
-    try:
-        ids = tokenizer.encode(text)
-    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
-        raise InvalidRequest("text_input", f"can not be tokenised: {ascii(str(error))[:200]}") from None
-    if not ids:
-        raise InvalidRequest("text_input", "holds nothing that the model's tokenizer knows")
-    if len(ids) > limits.prompt_tokens:
-        bound = "context" if limits.context_tokens <= limits.pool_tokens else "KV pool"
-        raise InvalidRequest(
-            "text_input",
-            f"holds {len(ids)} tokens; the {bound} of {limits.sequence_tokens} tokens takes prompts of at most "
-            f"{limits.prompt_tokens}",
-        )
-    if max(ids) >= tokenizer.vocab_size:
-        raise InvalidRequest(
-            "text_input", f"holds the token {max(ids)}, which the model does not have (it has {tokenizer.vocab_size})"
-        )
-    return ids
+def _check_stop_tokens(ids: tuple[int, ...], vocab_size: int) -> None:
+    for place, token in enumerate(ids):
+        if token >= vocab_size:
+            raise InvalidRequest(
+                "stop_token_ids", f"must be from 0 to {vocab_size - 1}, got {token} at position {place}"
+            )
+
+
+def _priority(request: Request, params: SamplingParams) -> int:
+    if request.priority and params.priority and request.priority != params.priority:
+        raise InvalidRequest("priority", "has one value in sampling_parameters and another in the request's parameters")
+    priority = request.priority or params.priority
+    _refuse_until_scheduler4("priority", priority)  # DELETE WITH scheduler4
+    return priority
+
+
+def _timeout_s(request: Request, params: SamplingParams) -> float | None:
+    deadline_us = math.ceil((params.deadline_ms or 0.0) * 1000)
+    if request.timeout_us and deadline_us and request.timeout_us != deadline_us:
+        raise InvalidRequest("deadline_ms", "is another time than the one that the request's timeout gives")
+    timeout_us = request.timeout_us or deadline_us
+    _refuse_until_scheduler4("timeout" if request.timeout_us else "deadline_ms", timeout_us)  # DELETE WITH scheduler4
+    return timeout_us / 1e6 if timeout_us else None
+
+
+def _refuse_until_scheduler4(field: str, value: int) -> None:  # DELETE WITH scheduler4
+    """Without effect in this version, so it is refused."""
+    if value:
+        raise UnsupportedFeature(field)

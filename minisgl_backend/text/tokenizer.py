@@ -54,7 +54,8 @@ class Tokenizer:
         self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self._bytes)]
         longest = max(map(len, self._bytes), default=1)
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
-        self._template = None if files.template is None else ChatTemplate(files.template, named)
+        self.has_chat_template = files.template is not None
+        self._template = ChatTemplate(files.template or "", named)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -91,21 +92,26 @@ class Tokenizer:
         """The exact bytes of a token, special ones included; empty for an id of the padding of the vocabulary."""
         return self._bytes[token_id]
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+        template: str | None = None,
+    ) -> str:
         """The prompt text of a chat. Encode it with add_special_tokens=False: the template writes its own BOS.
 
-        Raises InvalidRequest naming `messages`: the model has no template, or the template refuses the messages.
+        arguments: more variables for the template. template: one to use in place of the model's, compiled each time.
+        Raises InvalidRequest naming `messages`: there is no template, or it refuses the messages.
         """
-        if self._template is None:
+        if template is not None:
+            return self._template.with_source(template).render(messages, add_generation_prompt, arguments)
+        if not self.has_chat_template:
             raise InvalidRequest(
                 "messages",
                 "this model has no chat template; send text_input, or put a chat_template.jinja into its folder",
             )
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, arguments)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Chat messages → prompt ids. Raises what `render_chat` raises."""

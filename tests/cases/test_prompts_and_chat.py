@@ -18,8 +18,9 @@ from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.client import Finished, Request
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits, check_request
+from minisgl_backend.text.request import check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=2048, pool_tokens=4096)
@@ -55,7 +56,7 @@ def test_ml_03_a_model_that_names_no_end_runs_to_its_length(tmp_path: Path) -> N
     tokenizer = Tokenizer.load(write_folder(tmp_path, byte_level()))
     accepted = validate_request(plain("hi"), tokenizer, LIMITS, lambda: 0)
     assert (tokenizer.eos_token_ids, accepted.stop_token_ids) == ((), ())
-    record = Record(RequestId(1), accepted, tokenizer)
+    record = Record(RequestId(1), accepted, tokenizer, 0.0)
     feed(record, [2] * 16)
     record.on_end(EndReason.LENGTH)
     end = record.take_output()
@@ -108,7 +109,7 @@ def test_rb_02_long_prompts_of_wide_characters_are_served_at_every_length(tokeni
     for size in range(995, 1006):
         text = (head + "你" * (size // 3))[: size // 3]
         accepted = validate_request(plain(text), tokenizer, LIMITS, lambda: 0)
-        record = Record(RequestId(1), accepted, tokenizer)
+        record = Record(RequestId(1), accepted, tokenizer, 0.0)
         record.on_end(EndReason.LENGTH)
         end = record.take_output()
         assert isinstance(end, Finished) and end.text == text
@@ -129,7 +130,7 @@ def test_rb_06_a_huge_prompt_is_refused_before_it_is_tokenised(tokenizer: Tokeni
 
 @pytest.mark.parametrize("text", ["a\x00b\x00", "é😀", " ", "\n"])
 def test_tr_09_text_arrives_byte_for_byte(tokenizer: Tokenizer, text: str) -> None:
-    record = Record(RequestId(1), validate_request(plain(text), tokenizer, LIMITS, lambda: 0), tokenizer)
+    record = Record(RequestId(1), validate_request(plain(text), tokenizer, LIMITS, lambda: 0), tokenizer, 0.0)
     record.on_end(EndReason.LENGTH)
     end = record.take_output()
     assert isinstance(end, Finished) and end.text == text

@@ -9,11 +9,12 @@ from __future__ import annotations
 import pytest
 
 from fakes.text_requests import validate_request
-from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import parse_parameters, resolve_sampling
-from minisgl_backend.text.request import Accepted, RequestLimits
+from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.tokenizer import Tokenizer
 
 CONTEXT = 32
@@ -104,10 +105,12 @@ def test_sp_10_no_tokens_at_all_is_refused(byte_level: Tokenizer) -> None:
         accepted(byte_level, "hi", '{"max_tokens": 0}')
 
 
-@pytest.mark.parametrize("stop", ['""', '[""]', '["END", ""]', '"END"', '["END"]'])
-def test_st_04_an_empty_stop_string_is_refused_by_name_as_all_stop_strings_are_for_now(
-    byte_level: Tokenizer, stop: str
+@pytest.mark.parametrize("field", ["stop", "stop_words", "bad_words"])
+def test_st_04_an_empty_stop_string_is_no_word_and_a_real_one_is_refused_for_now(
+    byte_level: Tokenizer, field: str
 ) -> None:
-    with pytest.raises(RequestError, match=r"^stop: "):
-        accepted(byte_level, "hi", f'{{"stop": {stop}, "max_tokens": 5}}')
-    assert accepted(byte_level, "hi", '{"stop": null}').max_new_tokens == 16
+    for nothing in ('""', '[""]', "[]", "null", '["", ""]'):
+        assert accepted(byte_level, "hi", f'{{"{field}": {nothing}}}').max_new_tokens == 16
+    for words in ('["END", ""]', '"END"', '["END"]', "[0]", "false", '"[]"', '[[""]]'):
+        with pytest.raises(UnsupportedFeature, match=f"^{field}: "):
+            accepted(byte_level, "hi", f'{{"{field}": {words}}}')

@@ -16,8 +16,8 @@ from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, Request
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
@@ -26,7 +26,7 @@ FAMILY = "👨‍👩‍👧"  # three emoji and two zero-width joiners: 18 byte
 
 def record(tokenizer: Tokenizer, stream: bool = True, prompt: str = "Say:") -> Record:
     request = Request(RequestId(1), prompt.encode(), b'{"max_tokens": 4000}', stream, exclude_input_in_output=True)
-    return Record(RequestId(1), validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer)
+    return Record(RequestId(1), validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer, 0.0)
 
 
 def deltas(tokenizer: Tokenizer, ids: list[int], interval: int = 1, **options: Any) -> list[str]:

@@ -15,9 +15,9 @@ import pytest
 
 from fakes.engine_link import failed, finished
 from fakes.triton_model import Rig, running_model
-from fakes.triton_stub import FakeStub, TritonError, request, strings
+from fakes.triton_stub import FakeStub, request, strings
 from minisgl_backend.errors import Status
-from minisgl_backend.serving.reply import Reply
+from minisgl_backend.serving.reply import Reply, Wanted
 
 RACES = 1000
 
@@ -60,7 +60,7 @@ def test_tr_02_send_final_send_final_reaches_triton_once() -> None:
     """triton-inference-server/python_backend #328."""
     stub = FakeStub()
     sender = request(stub).sender
-    reply = Reply(stub, sender, stream=True)
+    reply = Reply(stub, sender, True, Wanted())
     for _ in range(2):
         reply.give([finished(1, "x")])
         reply.fail(Status.INTERNAL, "late")
@@ -97,12 +97,11 @@ def test_tr_10_a_list_in_the_sampling_parameters_tensor_arrives_as_a_list() -> N
         rig.link.answer(finished(asked.id))
 
 
-def test_tr_10_a_list_input_that_is_not_built_is_refused_and_never_ignored() -> None:
+def test_tr_10_list_inputs_arrive_whole() -> None:
     with running_model() as rig:
-        for refused in (
-            rig.ask(tensors={"stop_words": strings(b"a", b"b")}),
-            rig.ask(params={"stop_words": "a"}),
-            rig.ask(tensors={"stop_token_ids": np.array([1], dtype=np.int32)}),
-        ):
-            assert [(a.code, a.final) for a in refused.answers] == [(TritonError.UNSUPPORTED, True)]
-        assert rig.link.requests == []
+        rig.ask(tensors={"stop_words": strings(b"a", b"b"), "stop_token_ids": np.array([1, 2], dtype=np.int32)})
+        rig.ask(params={"stop_words": "a", "stop_token_ids": "[1,2]"})
+        first, second = rig.link.requests
+        assert json.loads(first.parameters) == {"stop_words": ["a", "b"], "stop_token_ids": [1, 2]}
+        assert json.loads(second.parameters) == {"stop_words": "a", "stop_token_ids": "[1,2]"}
+        rig.link.answer(finished(first.id), finished(second.id))

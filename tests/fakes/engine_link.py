@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Health, Output, Request
+from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Health, Output, Request, Started
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.messages.tokens import pack_tokens
 
 WAIT_S = 5.0
 
 
-def chunk(id: int, text: str) -> Chunk:
-    return Chunk(RequestId(id), text, b"")
+def started(id: int, num_input_tokens: int = 3, num_cached_tokens: int = 2) -> Started:
+    return Started(RequestId(id), num_input_tokens, num_cached_tokens, queue_ms=1.5, ttft_ms=20.25)
 
 
-def finished(id: int, text: str = "", reason: FinishReason = FinishReason.STOP) -> Finished:
-    return Finished(RequestId(id), text, b"", reason, 1, 1)
+def chunk(id: int, text: str, *tokens: int) -> Chunk:
+    return Chunk(RequestId(id), text, pack_tokens(tokens))
+
+
+def finished(id: int, text: str = "", reason: FinishReason = FinishReason.STOP, tokens: Sequence[int] = ()) -> Finished:
+    return Finished(RequestId(id), text, pack_tokens(tokens), reason, 1, 1)
 
 
 def failed(id: int, status: Status, message: str) -> Failed:

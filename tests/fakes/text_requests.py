@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from minisgl_backend.messages.client import Request
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, RequestLimits, check_request, tokenise
+from minisgl_backend.text.request import Accepted, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 

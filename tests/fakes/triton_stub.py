@@ -87,15 +87,29 @@ class FakeStub:
         self.violations: list[str] = []
 
 
+DECLARED: dict[str, tuple[Any, int | None]] = {
+    "text_output": (np.object_, None),
+    "finish_reason": (np.object_, None),
+    "num_input_tokens": (np.uint32, 1),
+    "num_output_tokens": (np.uint32, None),
+    "output_ids": (np.int32, None),
+    "num_cached_tokens": (np.uint32, 1),
+    "ttft_ms": (np.float32, 1),
+    "queue_ms": (np.float32, 1),
+}
+"""Outputs that config.pbtxt declares and this version sends: dtype, and size where it is not -1."""
+
+
 @dataclass
 class Answer:
-    """One response as the client gets it."""
+    """One response as the client gets it. `more`: its outputs beside the text and the reason."""
 
     text: str | None
     reason: str | None
     error: str | None
     code: int | None
     final: bool
+    more: dict[str, list[int | float]] = field(default_factory=dict)
 
 
 class FakeSender:
@@ -204,11 +218,19 @@ class FakeSender:
         if response is None or response.error is not None:
             error = None if response is None else response.error
             return Answer(None, None, error and error.message, error and error.code, final)
-        return Answer(self._string(response, "text_output"), self._string(response, "finish_reason"), None, None, final)
+        for name, array in response.tensors.items():
+            dtype, size = DECLARED.get(name, (None, None))
+            if array.dtype != dtype or array.ndim != 1 or size not in (None, array.size):
+                self._violation(f"output {name} is not as declared: {array!r}")
+        numbers = {name: array.tolist() for name, array in response.tensors.items() if array.dtype != np.object_}
+        text, reason = (self._string(response, name) for name in ("text_output", "finish_reason"))
+        return Answer(text, reason, None, None, final, numbers)
 
-    def _string(self, response: InferenceResponse, name: str) -> str:
-        array = response.tensors[name]
-        if array.dtype != np.object_ or array.shape != (1,) or not isinstance(array[0], bytes):
+    def _string(self, response: InferenceResponse, name: str) -> str | None:
+        array = response.tensors.get(name)
+        if array is None:
+            return None
+        if array.shape != (1,) or not isinstance(array[0], bytes):
             self._violation(f"output {name} is no BYTES [1]: {array!r}")
         return bytes(array[0]).decode("utf-8")
 

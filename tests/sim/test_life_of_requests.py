@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fakes.engine import fake_engine
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason
+from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Started
 from minisgl_backend.messages.plan import BatchPlan
 
 
@@ -30,8 +30,8 @@ async def test_streamed_pieces_join_to_the_answer_given_at_once(tiny_llama: Path
         streamed = holder.request("and the cat", max_tokens=30)
         whole = holder.request("and the cat", stream=False, max_tokens=30)
         assert await holder.text(streamed) == await holder.text(whole)
-        assert len(holder.outputs[whole]) == 1
-        assert len(holder.outputs[streamed]) > 1
+        assert [type(output) for output in holder.outputs[whole]] == [Started, Finished]
+        assert len(holder.outputs[streamed]) > 2
 
 
 async def test_exactly_max_tokens_come_out_and_the_reason_is_length(tiny_llama: Path) -> None:

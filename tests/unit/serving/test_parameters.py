@@ -7,7 +7,13 @@ import json
 import pytest
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
-from minisgl_backend.serving.parameters import merge_option, merge_sampling, read_parameters
+from minisgl_backend.serving.parameters import (
+    BOOL_OPTIONS,
+    merge_option,
+    merge_sampling,
+    merge_timeout,
+    read_parameters,
+)
 
 
 def test_sampling_keys_pass_unvalidated_as_numbers_strings_and_booleans() -> None:
@@ -26,38 +32,53 @@ def test_what_triton_has_consumed_itself_does_not_reach_the_sampler(key: str) ->
     assert read_parameters(json.dumps({key: True})).sampling == {}
 
 
-@pytest.mark.parametrize(("value", "read"), [(True, True), ("false", False), ("True", True)])
-def test_options_of_ours_are_understood_as_parameters(value: object, read: bool) -> None:
-    parameters = read_parameters(json.dumps({"stream": value}))
-    assert parameters.options == {"stream": read}
+@pytest.mark.parametrize(("value", "read"), [(True, True), ("false", False), ("True", True), (1, True), ("0", False)])
+@pytest.mark.parametrize("name", BOOL_OPTIONS)
+def test_options_of_ours_are_understood_as_parameters(name: str, value: object, read: bool) -> None:
+    parameters = read_parameters(json.dumps({name: value}))
+    assert parameters.options == {name: read}
     assert parameters.sampling == {}
 
 
-@pytest.mark.parametrize("value", [1, "yes", 0.5])
+@pytest.mark.parametrize("value", [2, "yes", 0.5, ""])
 def test_an_option_that_is_no_boolean_is_refused_by_name(value: object) -> None:
     with pytest.raises(InvalidRequest, match=r"^exclude_input_in_output: must be true or false"):
         read_parameters(json.dumps({"exclude_input_in_output": value}))
 
 
-@pytest.mark.parametrize("key", ["text_input", "sampling_parameters"])
+@pytest.mark.parametrize("key", ["text_input", "input_ids", "messages", "tools", "image", "sampling_parameters"])
 def test_inputs_that_must_be_tensors_are_refused_as_parameters(key: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{key}: must be an input tensor"):
         read_parameters(json.dumps({key: "x"}))
 
 
-@pytest.mark.parametrize("key", ["image", "messages", "return_logprobs", "return_finish_reason", "stop_words"])
-def test_inputs_that_are_not_built_yet_are_refused_by_name(key: str) -> None:
-    with pytest.raises(UnsupportedFeature, match=f"^{key}: "):
-        read_parameters(json.dumps({key: True}))
+@pytest.mark.parametrize(("value", "read"), [(0, 0), ("0", 0), (7, 7), ("7", 7), (7.0, 7)])
+def test_priority_and_timeout_are_numbers_however_they_are_written(value: object, read: int) -> None:
+    parameters = read_parameters(json.dumps({"priority": value, "timeout": value}))
+    assert (parameters.priority, parameters.timeout_us, parameters.sampling) == (read, read, {})
+    assert read_parameters('{"priority": "-2147483648"}').priority == -(2**31)
 
 
-@pytest.mark.parametrize("key", ["timeout", "priority"])
-def test_deadlines_and_priorities_without_effect_are_refused_and_their_zero_is_none(key: str) -> None:
-    for value in (0, "0"):
-        assert read_parameters(json.dumps({key: value})).sampling == {}
-    for value in (1, "1", 2.5):
-        with pytest.raises(UnsupportedFeature, match=f"^{key}: "):
-            read_parameters(json.dumps({key: value}))
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ('{"priority": 2147483648}', "priority: must be an integer from -2147483648 to 2147483647, got 2147483648"),
+        ('{"priority": "high"}', "priority: must be an integer from -2147483648 to 2147483647, got 'high'"),
+        ('{"priority": true}', "priority: must be an integer from -2147483648 to 2147483647, got true"),
+        ('{"timeout": -1}', "timeout: must be an integer from 0 to 9007199254740992, got -1"),
+        ('{"timeout": 0.5}', "timeout: must be an integer from 0 to 9007199254740992, got 0.5"),
+    ],
+)
+def test_a_priority_or_timeout_out_of_range_is_refused(raw: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_parameters(raw)
+    assert str(caught.value) == says
+
+
+def test_the_two_places_of_a_timeout_must_agree() -> None:
+    assert (merge_timeout(0, 5), merge_timeout(5, 0), merge_timeout(5, 5), merge_timeout(0, 0)) == (5, 5, 5, 0)
+    with pytest.raises(InvalidRequest, match=r"^timeout: "):
+        merge_timeout(5, 6)
 
 
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "sequence_end"])
@@ -87,7 +108,10 @@ def test_both_places_together_make_one_set() -> None:
     assert json.loads(merged) == {"stop": ["a"], "top_k": 5, "temperature": "0.5"}
 
 
-@pytest.mark.parametrize(("tensor", "parameter"), [('"5"', 5), ("5", "5"), ("5.0", 5), ("true", True)])
+@pytest.mark.parametrize(
+    ("tensor", "parameter"),
+    [('"5"', 5), ("5", "5"), ("5.0", 5), ("true", True), ("true", "True"), ("[1, 2]", "[1,2]"), ('"x"', "x")],
+)
 def test_the_same_value_in_both_places_is_accepted_however_it_is_written(tensor: str, parameter: object) -> None:
     raw = f'{{"max_tokens":{tensor}}}'.encode()
     assert json.loads(merge_sampling(raw, {"max_tokens": parameter})) == json.loads(raw)
@@ -96,6 +120,31 @@ def test_the_same_value_in_both_places_is_accepted_however_it_is_written(tensor:
 def test_different_values_in_both_places_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match=r"^max_tokens: "):
         merge_sampling(b'{"max_tokens":5}', {"max_tokens": 6})
+
+
+def test_three_places_make_one_set_and_must_agree() -> None:
+    merged = merge_sampling(b'{"top_k": 5}', {"stop_token_ids": [1, 2]}, {"stop_token_ids": "[1,2]", "seed": 1})
+    assert json.loads(merged) == {"top_k": 5, "stop_token_ids": [1, 2], "seed": 1}
+    with pytest.raises(InvalidRequest, match=r"^stop_token_ids: has different values in two places"):
+        merge_sampling(b"", {"stop_token_ids": [1, 2]}, {"stop_token_ids": "[1]"})
+
+
+def test_a_key_of_the_client_in_a_message_is_short_and_plain() -> None:
+    for key in ("\ud800", "k" * 100_000, "a\nb", "é"):
+        raw = json.dumps({key: 1}).encode()
+        with pytest.raises(InvalidRequest) as caught:
+            merge_sampling(raw, {key: 2})
+        assert str(caught.value).isascii() and str(caught.value).isprintable() and len(str(caught.value)) < 200
+
+
+def test_values_nested_as_deep_as_the_parser_takes_are_compared_or_refused() -> None:
+    """Reading, comparing and writing each have a limit of their own: an exception of Python is no answer."""
+    for depth in range(900, 1000, 3):
+        nested = "[" * depth + "]" * depth
+        try:
+            merge_sampling(f'{{"stop": {nested}}}'.encode(), {"stop": nested})
+        except InvalidRequest as refused:
+            assert "nested too deeply" in str(refused)
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[1]", b"\xff\xfe", b'"x"'])

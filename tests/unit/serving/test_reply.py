@@ -8,13 +8,13 @@ from fakes.engine_link import chunk, failed, finished
 from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
-from minisgl_backend.serving.reply import LARGE_CHARS, Reply
+from minisgl_backend.serving.reply import LARGE_CHARS, Reply, Wanted
 
 
 def make(stream: bool = True) -> tuple[FakeStub, FakeSender, Reply]:
     stub = FakeStub()
     sender = FakeSender(stub)
-    return stub, sender, Reply(stub, sender, stream)
+    return stub, sender, Reply(stub, sender, stream, Wanted())
 
 
 def test_a_stream_is_deltas_and_a_last_response_with_the_reason_and_final() -> None:

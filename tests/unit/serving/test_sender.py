@@ -13,7 +13,7 @@ from fakes.engine_link import WAIT_S, FakeLink, chunk, failed, finished
 from fakes.triton_stub import FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.serving.reply import Reply
+from minisgl_backend.serving.reply import Reply, Wanted
 from minisgl_backend.serving.sender import Outbox
 
 
@@ -28,7 +28,7 @@ class Desk:
 
     def open(self, id: int, stream: bool = True) -> FakeSender:
         sender = FakeSender(self.stub)
-        self.outbox.open(RequestId(id), Reply(self.stub, sender, stream))
+        self.outbox.open(RequestId(id), Reply(self.stub, sender, stream, Wanted()))
         return sender
 
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fakes.triton_stub import FakeStub, request, strings
-from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.serving.parameters import BOOL_OPTIONS
+from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.tensors import read_request
 
 
 def read(prompt: Any = b"hello", **fields: Any) -> Request:
-    return read_request(request(FakeStub(), prompt, **fields), RequestId(7))
+    return read_request(request(FakeStub(), prompt, **fields), RequestId(7))[0]
+
+
+def wanted(**fields: Any) -> Wanted:
+    return read_request(request(FakeStub(), **fields), RequestId(7))[1]
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, dtype=np.int32)
 
 
 def test_a_bare_prompt_is_a_request_that_does_not_stream() -> None:
@@ -56,6 +68,18 @@ def test_no_element_or_several_are_refused(values: tuple[bytes, ...]) -> None:
         ("exclude_input_in_output", np.array([0.0], dtype=np.float32)),
         ("stream", np.array([True, False])),
         ("text_input", RuntimeError("no such memory")),
+        ("input_ids", np.array([1], dtype=np.int64)),
+        ("input_ids", strings(b"1")),
+        ("messages", np.array([1], dtype=np.int32)),
+        ("messages", strings(b"[]", b"[]")),
+        ("tools", strings()),
+        ("image", np.array([1], dtype=np.uint8)),
+        ("stop", np.array([1], dtype=np.int32)),
+        ("stop_words", strings(b"a", None)),
+        ("bad_words", np.array([True])),
+        ("stop_token_ids", np.array([1.0], dtype=np.float32)),
+        *((name, np.array([True, True])) for name in BOOL_OPTIONS),
+        *((name, strings(b"true")) for name in BOOL_OPTIONS),
     ],
 )
 def test_a_wrong_type_or_shape_is_refused_by_name(name: str, array: Any) -> None:
@@ -63,21 +87,94 @@ def test_a_wrong_type_or_shape_is_refused_by_name(name: str, array: Any) -> None
         read(tensors={name: array})
 
 
-def test_a_missing_prompt_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"^text_input: is missing"):
-        read(tensors={"text_input": None})
+def test_each_kind_of_prompt_passes_as_it_came_and_is_judged_by_the_engine() -> None:
+    tensors = {"text_input": None, "input_ids": ids(1, -2, 2**31 - 1)}
+    assert read(tensors=tensors).input_ids == pack_tokens([1, -2, 2**31 - 1])
+    assert read(tensors={"text_input": None, "input_ids": ids(1, 2).reshape(1, 2)}).input_ids == pack_tokens([1, 2])
+    assert read(tensors={"text_input": None, "messages": strings(b"[\xff")}).messages == b"[\xff"
+    assert read(tensors={"tools": strings(b"[]")}).tools == b"[]"
+    nothing = read(tensors={"text_input": None})
+    assert (nothing.text_input, nothing.input_ids, nothing.messages, nothing.tools) == (None, None, None, None)
+    assert read(tensors={"input_ids": ids()}).input_ids == b""
 
 
 def test_an_input_that_the_model_does_not_declare_is_refused() -> None:
-    with pytest.raises(UnsupportedFeature, match=r"^image: "):
-        read(tensors={"image": strings(b"...")})
+    with pytest.raises(UnsupportedFeature, match=r"^prompt: is not an input of this model"):
+        read(tensors={"prompt": strings(b"...")})
+
+
+def test_images_are_refused_and_their_empty_string_is_none() -> None:
+    with pytest.raises(UnsupportedFeature, match=r"^image: this model takes no images"):
+        read(tensors={"image": strings(b"", b"iVBORw0KGgo" * 500_000)})
+    for empty in (strings(), strings(b""), strings(b"", b"")):
+        assert read(tensors={"image": empty}).text_input == b"hello"
+
+
+def test_list_inputs_become_members_of_the_sampling_parameters_and_empty_ones_do_not() -> None:
+    tensors = {
+        "stop": strings(b"", b"END", b""),
+        "stop_words": strings(b""),
+        "bad_words": strings(),
+        "stop_token_ids": ids(5, 6),
+    }
+    assert json.loads(read(tensors=tensors).parameters) == {"stop": ["END"], "stop_token_ids": [5, 6]}
+    assert read(tensors={"stop_words": strings(b""), "stop_token_ids": ids()}).parameters == b""
 
 
 @pytest.mark.parametrize(
-    "fields", [{"timeout_us": 5}, {"correlation": 7}, {"correlation": "abc"}, {"sequence_flags": 1}]
+    ("tensors", "says"),
+    [
+        ({"stop": strings(b"\xff")}, "stop: is not valid UTF-8"),
+        ({"bad_words": strings(b"x" * (1 << 20), b"y")}, "bad_words: must hold at most 1048576 bytes"),
+        ({"stop_token_ids": ids(3, -1)}, "stop_token_ids: must hold integers from 0 to 2147483647, got -1 at pos"),
+        ({"stop_token_ids": ids(*range(257))}, "stop_token_ids: must hold at most 256 token ids, got 257"),
+    ],
 )
-def test_what_has_no_effect_here_is_refused_and_not_ignored(fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestError):
+def test_a_list_that_can_not_be_one_is_refused(tensors: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tensors=tensors)
+    assert str(caught.value).startswith(says)
+
+
+def test_by_default_a_client_gets_the_text_and_the_reason_and_no_more() -> None:
+    assert wanted() == Wanted(True, False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("return_finish_reason", "finish_reason"),
+        ("return_num_input_tokens", "num_input_tokens"),
+        ("return_num_output_tokens", "num_output_tokens"),
+        ("return_output_ids", "output_ids"),
+        ("return_perf_metrics", "perf_metrics"),
+    ],
+)
+def test_each_output_is_asked_for_in_either_place(option: str, field: str) -> None:
+    for value in (True, False):
+        assert getattr(wanted(tensors={option: np.array([value])}), field) is value
+        assert getattr(wanted(params={option: value}), field) is value
+        assert getattr(wanted(params={option: str(value).lower()}), field) is value
+
+
+@pytest.mark.parametrize("option", ["return_logprobs", "return_cumulative_logprob"])
+def test_probabilities_are_not_built_and_false_does_not_ask_for_them(option: str) -> None:
+    for fields in ({"params": {option: True}}, {"tensors": {option: np.array([True])}}):
+        with pytest.raises(UnsupportedFeature, match=f"^{option}: "):
+            read(**fields)
+    assert read(params={option: False}) == read()
+
+
+def test_priority_and_the_timeout_of_either_place_reach_the_engine() -> None:
+    assert (read(params={"priority": "-3"}).priority, read(timeout_us=5).timeout_us) == (-3, 5)
+    assert read(timeout_us=5, params={"timeout": 5}).timeout_us == 5
+    with pytest.raises(InvalidRequest, match=r"^timeout: "):
+        read(timeout_us=5, params={"timeout": 6})
+
+
+@pytest.mark.parametrize("fields", [{"correlation": 7}, {"correlation": "abc"}, {"sequence_flags": 1}])
+def test_sequences_are_refused_and_not_ignored(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature, match=r"^sequence_id: "):
         read(**fields)
 
 

@@ -116,7 +116,10 @@ def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], f
             b'{"max_new_tokens": 1}',
             "sampling_parameters: unknown parameter 'max_new_tokens'; did you mean 'max_tokens'?",
         ),
-        (b'{"zzz": 1}', "sampling_parameters: unknown parameter 'zzz'; known are ignore_eos, max_tokens"),
+        (
+            b'{"zzz": 1}',
+            "sampling_parameters: unknown parameter 'zzz'; known are add_generation_prompt, chat_",
+        ),
         (b'{"\\ud800": 1}', "sampling_parameters: unknown parameter '\\ud800'"),
         (b'{"' + b"k" * 100_000 + b'": 1}', "sampling_parameters: unknown parameter 'kkkk"),
         (b" " * (MAX_PARAMETERS_BYTES + 1), "sampling_parameters: must hold at most 1048576 bytes, got 1048577"),

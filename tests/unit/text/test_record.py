@@ -11,8 +11,8 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import RequestLimits
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
@@ -21,7 +21,7 @@ ID = RequestId(9)
 
 def record(tokenizer: Tokenizer, stream: bool, parameters: bytes = b"", exclude: bool | None = None) -> Record:
     request = Request(ID, b"QQQQ", parameters, stream, exclude)
-    return Record(ID, validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer)
+    return Record(ID, validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer, 0.0)
 
 
 def test_a_stream_gives_a_chunk_per_take_and_the_rest_with_the_end(byte_level: Tokenizer) -> None:
@@ -75,7 +75,7 @@ def test_a_stop_token_with_a_text_of_its_own_is_not_shown_either(byte_level: Tok
     import msgspec
 
     for taken_early in (False, True):
-        r = Record(ID, msgspec.structs.replace(accepted, stop_token_ids=(visible,)), byte_level)
+        r = Record(ID, msgspec.structs.replace(accepted, stop_token_ids=(visible,)), byte_level, 0.0)
         r.on_token(visible)
         if taken_early:
             assert r.take_output() == Chunk(ID, "", pack_tokens([visible]))

@@ -14,7 +14,8 @@ from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
-from minisgl_backend.text.request import Accepted, RequestLimits, check_request, tokenise
+from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.request import Accepted, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=64, pool_tokens=1000)
@@ -41,7 +42,7 @@ def test_an_accepted_request_holds_all_that_the_scheduler_needs(byte_level: Toke
     assert list(unpack_tokens(got.prompt_ids)) == byte_level.encode("the quick")
     assert (got.prompt_text, got.max_new_tokens, got.stop_token_ids) == ("the quick", 5, (2,))
     assert (got.sampling.temperature, got.sampling.top_k, got.sampling.seed) == (0.5, 3, 77)
-    assert got.sequence(SequenceId(4)) == Sequence(SequenceId(4), got.prompt_ids, got.sampling, 5, (2,))
+    assert got.sequence(SequenceId(4), 0.0) == Sequence(SequenceId(4), got.prompt_ids, got.sampling, 5, (2,))
 
 
 def test_a_seed_is_drawn_only_when_none_is_given(byte_level: Tokenizer) -> None:
@@ -64,7 +65,7 @@ def test_the_prompt_stands_in_front_only_without_streaming(
     byte_level: Tokenizer, stream: bool, exclude: bool | None, echo: bool
 ) -> None:
     got = accepted(byte_level, stream=stream, exclude_input_in_output=exclude)
-    assert (got.stream, got.echo_prompt) == (stream, echo)
+    assert (got.stream, got.prompt_text) == (stream, "hi" if echo else "")
 
 
 def test_streaming_with_the_prompt_in_front_is_refused(byte_level: Tokenizer) -> None:

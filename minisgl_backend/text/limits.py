@@ -1,0 +1,32 @@
+"""What this engine takes: the bounds that a request is checked against.
+
+Where it stands in the flow: made by the text actor when an engine group is ready, read by `text/request.py` and
+`text/prompt.py`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sequence may hold, in tokens, and what the operator lets a client decide."""
+
+    context_tokens: int  # prompt + answer
+    pool_tokens: int  # the whole KV pool: what one sequence alone could fill
+    allow_client_template: bool = False  # a chat may bring a template of its own
+
+    @property
+    def sequence_tokens(self) -> int:
+        """C of the length rule."""
+        return min(self.context_tokens, self.pool_tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for an answer."""
+        return self.sequence_tokens - 1
+
+    @property
+    def bound(self) -> str:
+        """Which of the two is the smaller, in words."""
+        return "context" if self.context_tokens <= self.pool_tokens else "KV pool"

@@ -1,0 +1,175 @@
+"""The prompt of a request, in whichever of its three kinds it came → token ids.
+
+    text_input ── TextPrompt ──┐
+    messages ──── ChatPrompt ──┼── prompt_ids ──► packed int32
+    input_ids ─── TokenPrompt ─┘
+
+Where it stands in the flow: `text/request.py` calls `read_prompt` when a request arrives (cheap) and `prompt_ids`
+next (for long texts and chats in a thread). Sizes are bounded before anything walks over the data.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.messages.client import Request
+from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
+from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, read_messages
+from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.tokenizer import Tokenizer
+
+_NO_TOOLS = (b"", b"null", b"[]")
+
+_OF_A_CHAT = {"chat_template": None, "chat_template_kwargs": None, "add_generation_prompt": True}
+"""Parameters that mean something to a chat alone, with the values that ask for nothing."""
+
+
+class TextPrompt(msgspec.Struct, frozen=True):
+    """`text_input`, valid UTF-8 and not empty."""
+
+    text: str
+
+    field = "text_input"
+
+
+class TokenPrompt(msgspec.Struct, frozen=True):
+    """`input_ids`, each below the vocabulary's size."""
+
+    ids: bytes  # packed int32
+
+    field = "input_ids"
+
+
+class ChatPrompt(msgspec.Struct, frozen=True):
+    """`messages`, not parsed yet."""
+
+    messages: bytes  # JSON
+    add_generation_prompt: bool
+    arguments: dict[str, object] | None  # of the template
+    template: str | None  # the client's own
+
+    field = "messages"
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+LONG_PROMPT = 2_048
+"""Characters of text, bytes of a chat: from here on tokenising takes about a millisecond."""
+
+
+def takes_long(prompt: Prompt) -> bool:
+    """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
+    if isinstance(prompt, ChatPrompt):
+        return prompt.template is not None or len(prompt.messages) >= LONG_PROMPT
+    return isinstance(prompt, TextPrompt) and len(prompt.text) >= LONG_PROMPT
+
+
+def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, limits: RequestLimits) -> Prompt:
+    """The one prompt of a request. Raises InvalidRequest or UnsupportedFeature, naming the field."""
+    _only_one(request)
+    if (request.tools or b"").strip() not in _NO_TOOLS:
+        raise UnsupportedFeature("tools", "tools are not supported by this version; leave the field empty")
+    if request.messages is not None:
+        return _chat(request.messages, params, limits)
+    for name, default in _OF_A_CHAT.items():
+        if getattr(params, name) != default:
+            raise InvalidRequest(name, "needs messages: it shapes the prompt of a chat")
+    if request.input_ids is not None:
+        return _tokens(request.input_ids, tokenizer, limits)
+    return _text(request.text_input or b"", tokenizer, limits)
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> bytes:
+    """The tokens of a prompt: packed int32, 1 … RequestLimits.prompt_tokens of them, each below the vocabulary's size.
+
+    Slow for a long text or chat. Raises InvalidRequest or UnsupportedFeature, naming the field.
+    """
+    if isinstance(prompt, TokenPrompt):
+        return prompt.ids
+    if isinstance(prompt, TextPrompt):
+        return _encoded(prompt.field, prompt.text, tokenizer, limits, add_special_tokens=True)
+    text = tokenizer.render_chat(
+        read_messages(prompt.messages), prompt.add_generation_prompt, prompt.arguments, prompt.template
+    )
+    if not text:
+        raise InvalidRequest(prompt.field, "the chat template makes an empty prompt of them")
+    _refuse_long(prompt.field, len(text), "characters", tokenizer, limits)
+    return _encoded(prompt.field, text, tokenizer, limits, add_special_tokens=False)
+
+
+def _only_one(request: Request) -> None:
+    given = [name for name in ("text_input", "input_ids", "messages") if getattr(request, name) is not None]
+    if not given:
+        raise InvalidRequest("text_input", "is missing, and so are input_ids and messages: give one of them")
+    if len(given) > 1:
+        others = " and ".join(given[1:])
+        raise InvalidRequest(given[0], f"is given together with {others}: a request has one prompt")
+
+
+def _chat(raw: bytes, params: SamplingParams, limits: RequestLimits) -> ChatPrompt:
+    if len(raw) > MAX_MESSAGES_BYTES:  # said here already: nobody should wait for a thread to hear it
+        raise InvalidRequest("messages", f"must hold at most {MAX_MESSAGES_BYTES} bytes, got {len(raw)}")
+    if params.chat_template is not None and not limits.allow_client_template:
+        raise UnsupportedFeature(
+            "chat_template", "this server takes no templates from its clients (setting allow_client_template)"
+        )
+    return ChatPrompt(raw, params.add_generation_prompt, params.chat_template_kwargs, params.chat_template)
+
+
+def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TokenPrompt:
+    if not packed:
+        raise InvalidRequest("input_ids", "must not be empty")
+    if len(packed) % 4:
+        raise InvalidRequest("input_ids", f"must be packed int32, got {len(packed)} bytes")
+    _refuse_many("input_ids", count_tokens(packed), limits)
+    ids, size = unpack_tokens(packed), tokenizer.vocab_size
+    if not 0 <= min(ids) <= max(ids) < size:
+        place = next(place for place, token in enumerate(ids) if not 0 <= token < size)
+        raise InvalidRequest("input_ids", f"must be from 0 to {size - 1}, got {ids[place]} at position {place}")
+    return TokenPrompt(packed)
+
+
+def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TextPrompt:
+    if not raw:
+        raise InvalidRequest("text_input", "must not be empty")
+    _refuse_long("text_input", len(raw), "bytes", tokenizer, limits)  # before anything that walks over the text
+    try:
+        return TextPrompt(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("text_input", f"is not valid UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _encoded(field: str, text: str, tokenizer: Tokenizer, limits: RequestLimits, *, add_special_tokens: bool) -> bytes:
+    try:
+        ids = tokenizer.encode(text, add_special_tokens)
+    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
+        raise InvalidRequest(field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
+    if not ids:
+        raise InvalidRequest(field, "holds nothing that the model's tokenizer knows")
+    _refuse_many(field, len(ids), limits)
+    if max(ids) >= tokenizer.vocab_size:
+        raise InvalidRequest(
+            field, f"holds the token {max(ids)}, which the model does not have (it has {tokenizer.vocab_size})"
+        )
+    return pack_tokens(ids)
+
+
+def _refuse_long(field: str, size: int, unit: str, tokenizer: Tokenizer, limits: RequestLimits) -> None:
+    most = limits.prompt_tokens * tokenizer.max_token_bytes
+    if size > most:
+        raise InvalidRequest(
+            field,
+            f"holds {size} {unit}; no prompt of more than {most} bytes fits the limit of "
+            f"{limits.prompt_tokens} prompt tokens",
+        )
+
+
+def _refuse_many(field: str, tokens: int, limits: RequestLimits) -> None:
+    if tokens > limits.prompt_tokens:
+        raise InvalidRequest(
+            field,
+            f"holds {tokens} tokens; the {limits.bound} of {limits.sequence_tokens} tokens takes prompts of at most "
+            f"{limits.prompt_tokens}",
+        )
