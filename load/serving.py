@@ -82,18 +82,23 @@ class Server:
 
 @contextmanager
 def serving(
-    *arguments: str, runtime: Path | None = None, options: Sequence[str] = (), **settings: Any
+    *arguments: str,
+    runtime: Path | None = None,
+    options: Sequence[str] = (),
+    within: Sequence[str] = (),
+    **settings: Any,
 ) -> Iterator[Server]:
     """`minisgl serve ARGUMENTS --set KEY=VALUE …`, ready.
 
     runtime: of several servers, and left to the caller; else one of its own, which goes with it. options: of
-    tritonserver itself.
+    tritonserver itself. within: a command that becomes ours with a world around it, such as `unshare`.
     """
     own = runtime is None
     runtime = Path(tempfile.mkdtemp(prefix="msg-")) if runtime is None else runtime
     sets = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
     minisgl = Path(sys.executable).parent / "minisgl"
     command = [
+        *within,
         str(minisgl),
         "serve",
         *free_ports(),

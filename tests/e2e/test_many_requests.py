@@ -118,6 +118,17 @@ async def test_a_thousand_connections_are_answered_each_with_its_own_text(server
     assert_flat(rounds)
 
 
+async def test_rb_07_ten_thousand_single_calls_are_all_answered(server: Server, expected: list[str]) -> None:
+    numbers = iter(range(10 * MANY))
+
+    async def caller(client: triton.InferenceServerClient) -> None:
+        for number in numbers:
+            check(await ask_on(client, PROMPTS[number % 8], max_tokens=20), expected[number % 8])
+
+    async with connection(server.grpc) as client:
+        await asyncio.gather(*(caller(client) for _ in range(500)))
+
+
 def test_a_thousand_connections_that_vanish_in_the_middle_of_an_answer_leave_nothing_behind(
     server: Server, expected: list[str]
 ) -> None:

@@ -110,8 +110,12 @@ async def _ask_for_status(server: Server, text: str, **parameters: Any) -> Answe
 
 
 async def test_tr_04_unload_lets_streams_finish_and_a_new_load_serves(server: Server) -> None:
-    await ask(server.grpc, "the cat", cancel_after=3, max_tokens=500)
-    assert (await ask(server.grpc, "the cat", temperature=-1)).error is not None
+    ended = await asyncio.gather(
+        *(ask(server.grpc, "the cat", max_tokens=20) for _ in range(18)),
+        ask(server.grpc, "the cat", cancel_after=3, max_tokens=500),
+        ask(server.grpc, "the cat", temperature=-1),
+    )
+    assert [answer.finals for answer in ended[:18]] == [1] * 18 and ended[19].error is not None
     running = [asyncio.create_task(ask(server.grpc, "the cat", max_tokens=300)) for _ in range(5)]
     await asyncio.to_thread(eventually, lambda: server.stats().running == 5, 10.0, lambda: str(server.stats()))
     async with httpx.AsyncClient(base_url=f"{server.http}/v2/repository", timeout=60) as http:
@@ -129,6 +133,32 @@ async def test_tr_04_unload_lets_streams_finish_and_a_new_load_serves(server: Se
 def _is_unloaded(server: Server) -> bool:
     index = httpx.post(f"{server.http}/v2/repository/index").json()
     return all(model.get("state") == "UNAVAILABLE" for model in index if model["name"] == MODEL)
+
+
+def small_shared_memory(size: str) -> list[str]:
+    """`serving(within=…)`: a /dev/shm of this size, as a container's. Skips where users may not have such a world."""
+    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+    script = f'mount -t tmpfs -o size={size} tmpfs /dev/shm; exec "$@"'
+    if subprocess.run([*unshare, script, "sh", "true"], capture_output=True).returncode:
+        pytest.skip("this machine gives its users no mount namespace")
+    return [*unshare, script, "sh"]
+
+
+@pytest.mark.parametrize(
+    ("size", "names"), [("64m", "text_input: holds 2000000 bytes"), ("2m", "use '--shm-size'")], ids=["64 MB", "2 MB"]
+)
+async def test_tr_03_with_little_shared_memory_a_large_prompt_is_told_why_and_all_others_are_served(
+    size: str, names: str
+) -> None:
+    """64 MB is what Docker gives: enough for a prompt far over the limit. Where it is not, Triton says what to do."""
+    with serving("--model", "smollm2", within=small_shared_memory(size), **FAKE) as small:
+        streams = [ask(small.grpc, "the cat", max_tokens=100) for _ in range(64)]
+        *answers, refused = await asyncio.wait_for(asyncio.gather(*streams, ask(small.grpc, "word " * 400_000)), 60)
+        assert {(answer.reason, answer.finals, answer.error) for answer in answers} == {("length", 1, None)}
+        assert len({answer.text for answer in answers}) == 1
+        assert refused.error is not None and names in str(refused.error)
+        assert (await ask(small.grpc, "the cat", max_tokens=100)).text == answers[0].text
+        await asyncio.to_thread(small.until_idle, 5.0)
 
 
 async def test_rb_05_servers_that_share_a_machine_answer_their_own_requests(server: Server) -> None:
@@ -183,6 +213,22 @@ def test_rb_04_after_a_kill_the_same_ports_serve_three_hundred_requests() -> Non
             assert second.grpc == first.grpc
             for _ in range(300):
                 assert asyncio.run(ask(second.grpc, "the cat", max_tokens=10)).text == expected
+
+
+def test_rb_04_ctrl_c_twice_ends_the_answers_in_flight_and_leaves_nothing() -> None:
+    with serving("--model", "smollm2", **{**FAKE, "fake_step_ms": 200}) as it:
+        family = psutil.Process(it.process.pid).children(recursive=True)
+        client = sync_grpc.InferenceServerClient(it.grpc)
+        client.start_stream(lambda result, error: None)
+        client.async_stream_infer(MODEL, inputs("the cat", stream=True, sampling_parameters={"max_tokens": 4000}))
+        eventually(lambda: it.stats().running, 10.0, lambda: "the request never ran")
+        it.process.send_signal(signal.SIGINT)
+        eventually(lambda: any("waiting for the answers" in line for line in it.lines), 10.0, lambda: str(it.lines))
+        it.process.send_signal(signal.SIGINT)
+        assert it.process.wait(timeout=10) == 130, "\n".join(it.lines)  # the answer alone would take many minutes
+        client.close()
+        eventually(lambda: not any(map(is_alive, family)), 10.0, lambda: "a child of the server is left")
+        eventually(lambda: not engine_processes(it.runtime), 10.0, lambda: "the engine outlives its lease")
 
 
 def test_tr_08_a_server_that_is_killed_gives_the_callback_of_a_stream_an_error() -> None:
