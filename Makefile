@@ -57,7 +57,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 fuzz: $(STAMP)
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/property $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} $(BIN)/pytest tests/property $(ARGS)
 
 soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)

@@ -94,7 +94,7 @@ def _lists(tensors: Tensors) -> dict[str, Any]:
     lists: dict[str, Any] = {name: _words(tensors, name) for name in _WORDS}
     ids = _array(tensors, "stop_token_ids", np.int32, "INT32")
     if ids is not None:
-        lists["stop_token_ids"] = token_ids("stop_token_ids", ids.reshape(-1).tolist(), MAX_STOP_TOKEN_IDS)
+        lists["stop_token_ids"] = list(token_ids("stop_token_ids", ids.reshape(-1).tolist(), MAX_STOP_TOKEN_IDS))
     return {name: values for name, values in lists.items() if values}
 
 

@@ -22,7 +22,7 @@ from minisgl_backend.text.tokenizer import Tokenizer
 
 _NO_TOOLS = (b"", b"null", b"[]")
 
-_OF_A_CHAT = {"chat_template": None, "chat_template_kwargs": None, "add_generation_prompt": True}
+_OF_A_CHAT = {"chat_template": (None,), "chat_template_kwargs": (None, {}), "add_generation_prompt": (True,)}
 """Parameters that mean something to a chat alone, with the values that ask for nothing."""
 
 
@@ -73,8 +73,8 @@ def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, 
         raise UnsupportedFeature("tools", "tools are not supported by this version; leave the field empty")
     if request.messages is not None:
         return _chat(request.messages, params, limits)
-    for name, default in _OF_A_CHAT.items():
-        if getattr(params, name) != default:
+    for name, nothing in _OF_A_CHAT.items():
+        if getattr(params, name) not in nothing:
             raise InvalidRequest(name, "needs messages: it shapes the prompt of a chat")
     if request.input_ids is not None:
         return _tokens(request.input_ids, tokenizer, limits)

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from load.serving import Server, eventually
 from load.streams import MODEL, Answer, ask, ask_on, inputs, take
+from minisgl_backend.serving.tensors import INPUTS
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -204,13 +205,8 @@ def test_health_and_metadata_say_what_is_served(server: Server) -> None:
     assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
     assert httpx.get(f"{server.http}/v2/models/{MODEL}/ready").status_code == 200
     metadata = httpx.get(f"{server.http}/v2/models/{MODEL}").json()
-    assert {tensor["name"] for tensor in metadata["inputs"]} == {
-        "text_input",
-        "stream",
-        "exclude_input_in_output",
-        "sampling_parameters",
-    }
-    assert {tensor["name"] for tensor in metadata["outputs"]} == {"text_output", "finish_reason"}
+    assert {tensor["name"] for tensor in metadata["inputs"]} == set(INPUTS)
+    assert {"text_output", "finish_reason", "output_ids"} < {tensor["name"] for tensor in metadata["outputs"]}
 
 
 def test_the_engine_process_dies_and_http_clients_get_an_answer(server: Server, http: httpx.Client) -> None:

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.hostile_json import hostile_object
+from fakes.text_fixtures import byte_level
+from fakes.text_requests import validate_request
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
-from minisgl_backend.text.parameters import _OFF, SamplingParams, parse_parameters, resolve_sampling
+from minisgl_backend.messages.client import Request
+from minisgl_backend.messages.codec import Decoder, encode
+from minisgl_backend.messages.engine import Sequence
+from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.serving.parameters import merge_sampling, read_parameters
+from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.parameters import _OFF, _WORDS, SamplingParams, parse_parameters, resolve_sampling
+from minisgl_backend.text.request import Accepted
+from minisgl_backend.text.tokenizer import Tokenizer
+
+__all__ = ["byte_level"]
 
 FIELDS = SamplingParams.__struct_fields__
 EXAMPLES = max(2000, settings().max_examples)
@@ -20,7 +36,7 @@ odd = [2**31, 2**63 - 1, 2**63, 10**400, 1e308, 5e-324, -0.0, float("nan"), floa
 odd += ["True", "1e400", "0x1", " 1 ", "\ud800", [], {}, [1], ["a", [None]], {"a": {"b": [1, "c"]}}]
 numbers = st.integers(-2, 3) | st.integers(-(2**70), 2**70) | st.floats()
 values = st.sampled_from(odd) | numbers | numbers.map(str) | st.text(alphabet="0123456789.eE-+ xé", max_size=6)
-keys = st.sampled_from([*FIELDS, *FIELDS, *FIELDS, *sorted(_OFF), "temprature", "", "\ud800", "a" * 200])
+keys = st.sampled_from([*FIELDS, *FIELDS, *FIELDS, *sorted(_OFF), *_WORDS, "temprature", "", "\ud800", "a" * 200])
 likely = st.fixed_dictionaries(
     {},
     optional={
@@ -38,7 +54,7 @@ def outcome(raw: bytes, vocab_size: int) -> str:
     try:
         params = parse_parameters(raw)
     except (InvalidRequest, UnsupportedFeature) as refused:
-        assert refused.field in FIELDS or refused.field in _OFF or refused.field == "sampling_parameters"
+        assert refused.field in FIELDS or refused.field in (*_OFF, *_WORDS, "sampling_parameters")
         assert str(refused).startswith(f"{refused.field}: ")
         assert str(refused).isascii() and len(str(refused)) < 400
         return "refused"
@@ -75,3 +91,59 @@ def test_an_object_of_good_values_is_accepted(given_values: dict[str, Any], voca
 )
 def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
     outcome(raw, 100)
+
+
+FUZZ_OBJECTS = int(os.environ.get("MINISGL_FUZZ_OBJECTS", "10000"))
+LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096, allow_client_template=True)
+CHAT = b'[{"role": "user", "content": "hi"}]'
+
+
+@pytest.mark.slow
+def test_hostile_objects_are_accepted_within_the_workers_ranges_or_refused_by_name(byte_level: Tokenizer) -> None:
+    """MINISGL_FUZZ_OBJECTS of them (a million under `make fuzz`), through the stub's half and the engine's."""
+    random = Random(20260101)
+    accepted = 0
+    for number in range(FUZZ_OBJECTS):
+        given, also = hostile_object(random), hostile_object(random) if number % 4 == 0 else ""
+        try:
+            _check_accepted(_through_the_server(given, also, byte_level, chat=number % 4 == 1), byte_level)
+            accepted += 1
+        except (InvalidRequest, UnsupportedFeature) as refused:
+            message = str(refused)
+            assert refused.field and message.startswith(f"{refused.field}: "), (given, also)
+            assert message.isascii() and message.isprintable() and len(message) < 400, (given, also)
+        except Exception as error:
+            raise AssertionError(f"object {number}: {given[:500]} with {also[:500]}") from error
+    assert FUZZ_OBJECTS * 0.05 < accepted < FUZZ_OBJECTS * 0.95  # the generator reaches both sides
+
+
+def _through_the_server(given: str, also: str, tokenizer: Tokenizer, chat: bool) -> Accepted:
+    """given: the sampling_parameters tensor, also: Triton's request parameters; as the stub and the text actor do."""
+    beside = read_parameters(also)
+    request = Request(
+        id=RequestId(1),
+        text_input=None,
+        parameters=merge_sampling(given.encode("utf-8", "surrogatepass"), beside.sampling),
+        stream=beside.options.get("stream", False),
+        exclude_input_in_output=None,
+        input_ids=None if chat else pack_tokens([65, 66, 67]),
+        messages=CHAT if chat else None,
+        priority=beside.priority,
+        timeout_us=beside.timeout_us,
+    )
+    return validate_request(request, tokenizer, LIMITS, lambda: 5)
+
+
+def _check_accepted(accepted: Accepted, tokenizer: Tokenizer) -> None:
+    """What the worker and the scheduler document of what they take."""
+    sequence = accepted.sequence(SequenceId(1), arrived_s=1.0)
+    assert Decoder[Sequence](Sequence).decode(encode(sequence)) == sequence  # the wire holds it, types and all
+    sampling = sequence.sampling
+    assert sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 100
+    assert 0 <= sampling.top_k < tokenizer.vocab_size and 1 / tokenizer.vocab_size <= sampling.top_p <= 1
+    assert 0 <= sampling.seed < 2**63 and sampling.sample_index == 0
+    assert 1 <= sequence.max_new_tokens <= LIMITS.sequence_tokens - accepted.num_input_tokens
+    assert list(sequence.stop_token_ids) == sorted(set(sequence.stop_token_ids))
+    assert all(0 <= token < tokenizer.vocab_size for token in sequence.stop_token_ids)
+    assert -(2**31) <= sequence.priority < 2**31
+    assert sequence.deadline_s is None or 1.0 < sequence.deadline_s < math.inf
