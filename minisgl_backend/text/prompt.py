@@ -22,7 +22,11 @@ from minisgl_backend.text.tokenizer import Tokenizer
 
 _NO_TOOLS = (b"", b"null", b"[]")
 
-_OF_A_CHAT = {"chat_template": (None,), "chat_template_kwargs": (None, {}), "add_generation_prompt": (True,)}
+_OF_A_CHAT: dict[str, tuple[object, ...]] = {
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "add_generation_prompt": (True,),
+}
 """Parameters that mean something to a chat alone, with the values that ask for nothing."""
 
 
