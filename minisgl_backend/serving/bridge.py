@@ -12,10 +12,10 @@ from __future__ import annotations
 import itertools
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from minisgl_backend.errors import RequestError, StartError, Status
-from minisgl_backend.messages.client import EngineState, Failed, Health
+from minisgl_backend.messages.client import EngineState, Failed, Health, Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.link import Link, OpenLink
 from minisgl_backend.serving.reply import Reply, Wanted
@@ -31,15 +31,30 @@ unless something went wrong."""
 STOP_S = 5.0
 """How long `close` waits for the sender threads to end."""
 
+ReadRequest = Callable[[InferenceRequest, RequestId], tuple[Request, Wanted]]
+"""Triton's request → ours. Copies everything out of Triton's memory; raises RequestError, naming the field."""
+
 
 class Bridge:
     """One Triton model instance: takes its requests and owns its sender threads and its link to the engine."""
 
-    def __init__(self, stub: TritonStub, link: Link, outbox: Outbox, drain_s: float = DRAIN_S) -> None:
+    def __init__(
+        self,
+        stub: TritonStub,
+        link: Link,
+        outbox: Outbox,
+        drain_s: float = DRAIN_S,
+        *,
+        name: str = "minisgl",
+        read: ReadRequest = read_request,
+    ) -> None:
+        """name: of the Triton model, for its log. read: one request of Triton's → ours."""
         self._stub = stub
         self._link = link
         self._outbox = outbox
         self._drain_s = drain_s
+        self._name = name
+        self._read = read
         self._ids = itertools.count(1)
         self._closed = False
 
@@ -69,19 +84,19 @@ class Bridge:
         """Refuses new requests, lets the open ones end (for `drain_s`), fails what is left, gives the lease back."""
         self._closed = True
         if not self._outbox.wait_idle(self._drain_s):
-            self._stub.Logger.log_warn(f"minisgl: answers still open after {self._drain_s:g} s are failed")
+            self._stub.Logger.log_warn(f"{self._name}: answers still open after {self._drain_s:g} s are failed")
         try:
             self._link.close()
         finally:
             if not self._outbox.stop(STOP_S):
-                self._stub.Logger.log_error(f"minisgl: a sender thread did not end within {STOP_S:g} s")
-            self._stub.Logger.log_info("minisgl: unloaded, the lease on the engine is given back")
+                self._stub.Logger.log_error(f"{self._name}: a sender thread did not end within {STOP_S:g} s")
+            self._stub.Logger.log_info(f"{self._name}: unloaded")
 
     def _take(self, request: InferenceRequest) -> None:
         id = RequestId(next(self._ids))
         sender = request.get_response_sender()
         try:
-            message, wanted = read_request(request, id)
+            message, wanted = self._read(request, id)
         except RequestError as error:
             return Reply(self._stub, sender, False, Wanted()).fail(error.status, str(error))
         except Exception:
@@ -98,7 +113,7 @@ class Bridge:
             self._outbox.post([Failed(id, Status.UNAVAILABLE, "the engine can not be reached")])
 
     def _log_exception(self) -> None:
-        self._stub.Logger.log_error(f"minisgl: {traceback.format_exc()}")
+        self._stub.Logger.log_error(f"{self._name}: {traceback.format_exc()}")
 
 
 class _EngineLog:

@@ -25,7 +25,7 @@ LARGE_CHARS = 65_536
 """A longer last text (or as many bytes of token ids) goes out ahead of FINAL. The stub closes a sender before it copies
 the response to shared memory: a last response that finds no room there would take FINAL with it."""
 
-_CODES = {
+ERROR_CODES = {
     Status.INVALID_ARGUMENT: "INVALID_ARG",
     Status.UNSUPPORTED: "UNSUPPORTED",
     Status.UNAVAILABLE: "UNAVAILABLE",
@@ -141,7 +141,7 @@ class Reply:
         return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
 
     def _error(self, status: Status, message: str) -> Any:
-        code = getattr(self._stub.TritonError, _CODES[status], None)  # old stubs lack codes, older ones all of them
+        code = getattr(self._stub.TritonError, ERROR_CODES[status], None)  # old stubs lack some codes, or all
         error = self._stub.TritonError(message) if code is None else self._stub.TritonError(message, code)
         return self._stub.InferenceResponse([], error)
 

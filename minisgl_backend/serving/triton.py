@@ -62,4 +62,5 @@ class TritonStub(Protocol):
     TritonError: Any
     TritonModelException: Any
     Logger: Any
+    InferenceRequest: Any  # of BLS: a request to a model of the same server
     TRITONSERVER_RESPONSE_COMPLETE_FINAL: int

@@ -1,0 +1,76 @@
+"""A call from one Triton model to another: business logic scripting (BLS), as far as it is safe.
+
+Where it stands in the flow: `summarise` asks `minisgl` through it, inside the same tritonserver. One call is one
+request that is not streamed, so it gets exactly one response, and that is not a matter of taste. With several
+responses to a call the stub of server 2.51 fails its caller (docs/neighbours.md has the measurements):
+
+- an error after the first response is lost, and the caller waits for ever;
+- threads that iterate over responses while another one makes a call block each other, or corrupt the stub's memory;
+- a call can not be cancelled, and dropping its iterator waits for the last response.
+
+Whoever wants a long answer in pieces, and to leave in between, asks for it in slices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minisgl_backend.errors import EngineUnavailable, Status, error_of
+from minisgl_backend.messages.client import FinishReason
+from minisgl_backend.serving.reply import ERROR_CODES
+from minisgl_backend.serving.triton import TritonStub
+
+_OUTPUTS = ("text_output", "finish_reason", "num_output_tokens")
+
+
+@dataclass(frozen=True)
+class Said:
+    """The answer to a call."""
+
+    text: str
+    reason: FinishReason
+    num_tokens: int
+
+
+Call = Callable[[str, Mapping[str, Any]], Said]
+"""prompt, sampling parameters → the answer. Blocks; thread-safe. Raises RequestError, with the callee's own message."""
+
+
+def model_call(stub: TritonStub, model: str) -> Call:
+    """Calls of the model `model`, which speaks the dialect of `minisgl`."""
+
+    def call(prompt: str, sampling: Mapping[str, Any]) -> Said:
+        inputs = [
+            stub.Tensor("text_input", _string(prompt)),
+            stub.Tensor("sampling_parameters", _string(json.dumps(sampling))),
+            stub.Tensor("exclude_input_in_output", np.array([True])),
+            stub.Tensor("return_num_output_tokens", np.array([True])),
+        ]
+        request = stub.InferenceRequest(model_name=model, requested_output_names=list(_OUTPUTS), inputs=inputs)
+        (response,) = request.exec(decoupled=True)
+        if response.has_error():
+            _raise(stub, model, response.error())
+        outputs = {tensor.name(): tensor.as_numpy().reshape(-1)[0] for tensor in response.output_tensors()}
+        text, reason, num_tokens = (outputs[name] for name in _OUTPUTS)
+        return Said(text.decode("utf-8"), FinishReason(reason.decode("ascii")), int(num_tokens))
+
+    return call
+
+
+def _raise(stub: TritonStub, model: str, error: Any) -> None:
+    """The callee's error as ours. Server 2.51 says INTERNAL for every error of a call; its message is whole."""
+    message = str(error.message())
+    if message.endswith(f"Model '{model}' is not ready."):  # Triton's own: not loaded, or being unloaded
+        raise EngineUnavailable(f"the model {model!r} is not loaded, try again later")
+    statuses = {getattr(stub.TritonError, name, None): status for status, name in ERROR_CODES.items()}
+    raise error_of(statuses.get(error.code(), Status.INTERNAL), message)
+
+
+def _string(text: str) -> Any:
+    """A BYTES tensor [1]."""
+    return np.array([text.encode("utf-8")], dtype=np.object_)
