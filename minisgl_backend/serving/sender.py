@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Output, Started
+from minisgl_backend.messages.client import Chunk, Failed, Finished, Output, Started
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply
@@ -54,6 +54,10 @@ class Outbox:
         for sender, share in zip(self._senders, shares, strict=True):
             if share:
                 sender.post(share)
+
+    def fail_all(self, status: Status, message: str) -> list[RequestId]:
+        """Ends every open reply with an error; returns their ids, which the engine may still be working on."""
+        return [id for sender in self._senders for id in sender.fail_all(status, message)]
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until every reply has ended; False when that took too long."""
@@ -100,6 +104,14 @@ class Sender:
                 if output.id in self._replies:
                     self._posted.setdefault(output.id, []).append(output)
             self._changed.notify_all()
+
+    def fail_all(self, status: Status, message: str) -> list[RequestId]:
+        with self._changed:
+            ends = [id for id in self._replies if not self._is_ending(id)]
+            for id in ends:
+                self._posted.setdefault(id, []).append(Failed(id, status, message))
+            self._changed.notify_all()
+            return ends
 
     def wait_idle(self, deadline: float) -> bool:
         with self._changed:
@@ -178,6 +190,10 @@ class Sender:
             cancel(id)
         except Exception as failed:
             self._log.log_error(f"minisgl: {self._name}: the engine was not told of the end: {failed!r}")
+
+    def _is_ending(self, id: RequestId) -> bool:
+        posted = self._posted.get(id)
+        return posted is not None and isinstance(posted[-1], Finished | Failed)
 
     def _forget(self, id: RequestId) -> None:
         with self._changed:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minisgl_backend.errors import InvalidRequest, ModelNotFound, RequestCancelled, StartError
+from minisgl_backend.errors import InvalidRequest, ModelNotFound, RequestCancelled, StartError, UnsupportedFeature
 from minisgl_backend.llm import LLM
 from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
@@ -89,6 +91,47 @@ def test_a_refused_prompt_raises_and_cancels_the_others(llm: LLM) -> None:
         llm.generate("the", SamplingParams(temperature=float("nan")))
     with pytest.raises(InvalidRequest, match="text_input"):
         llm.generate("a lone surrogate \ud800")
+
+
+CHAT = [{"role": "user", "content": "the cat"}]
+
+
+def test_a_text_token_ids_and_a_chat_are_prompts_alone_and_in_one_list(llm: LLM, tiny_llama: Path) -> None:
+    tokenizer = Tokenizer.load(tiny_llama)
+    for prompt, ids in (("the cat", tokenizer.encode("the cat")), (CHAT, tokenizer.encode_chat(CHAT))):
+        (answer,), (by_ids,) = llm.generate(prompt, GREEDY), llm.generate(ids, GREEDY)
+        assert (answer.prompt, answer.num_input_tokens) == (prompt, len(ids))
+        assert (by_ids.prompt, by_ids.token_ids, by_ids.text) == (ids, answer.token_ids, answer.text)
+        for streamed in (prompt, ids):
+            assert "".join(piece.text for piece in llm.stream(streamed, GREEDY)) == answer.text
+        assert llm.generate([ids, prompt, "the", ids], GREEDY)[:2] == [by_ids, answer]
+
+
+def test_a_template_of_the_caller_is_used_where_the_setting_allows_it(llm: LLM, tiny_llama: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=10, chat_template="{{ messages[0].content }}")
+    with pytest.raises(UnsupportedFeature, match=r"^chat_template: .*allow_client_template"):
+        llm.generate(CHAT, params)
+    with LLM(tiny_llama, device="fake", executor="inline", allow_client_template=True) as open_llm:
+        (by_chat,) = open_llm.generate(CHAT, params)
+        assert by_chat.num_input_tokens == len(Tokenizer.load(tiny_llama).encode("the cat", add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ([[]], "input_ids"),
+        ([1, 2**31], "input_ids"),
+        ([1, "x"], "input_ids"),
+        ([10**6], "input_ids"),
+        ([{"role": "user", "content": b"x"}], "messages"),
+        ([{"role": "user", "content": "\ud800"}], "messages"),
+        ([{"content": "hi"}], "messages"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompt: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: "):
+        llm.generate(prompt)
+    _until_idle(llm)
 
 
 def test_after_close_everything_says_so(tiny_llama: Path) -> None:

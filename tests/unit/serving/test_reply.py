@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fakes.engine_link import chunk, failed, finished
+from fakes.engine_link import chunk, failed, finished, started
 from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
 from minisgl_backend.serving.reply import LARGE_CHARS, Reply, Wanted
 
 
-def make(stream: bool = True) -> tuple[FakeStub, FakeSender, Reply]:
+def make(stream: bool = True, wanted: Wanted | None = None) -> tuple[FakeStub, FakeSender, Reply]:
     stub = FakeStub()
     sender = FakeSender(stub)
-    return stub, sender, Reply(stub, sender, stream, Wanted())
+    return stub, sender, Reply(stub, sender, stream, wanted or Wanted())
 
 
 def test_a_stream_is_deltas_and_a_last_response_with_the_reason_and_final() -> None:
@@ -159,3 +159,42 @@ def test_the_server_is_not_asked_for_a_cancel_after_final() -> None:
     reply.give([finished(1)])
     assert not reply.is_cancelled()
     assert not stub.violations
+
+
+def test_tokens_without_text_wait_for_it_unless_their_ids_are_wanted() -> None:
+    _, sender, reply = make(wanted=Wanted(num_output_tokens=True))
+    reply.give([started(1), chunk(1, "", 7)])
+    assert sender.answers == []
+    reply.give([chunk(1, "é", 8)])
+    assert sender.answers == [Answer("é", "None", None, None, False, {"num_output_tokens": [2]})]
+
+    _, sender, reply = make(wanted=Wanted(output_ids=True))
+    reply.give([started(1), chunk(1, "", 7)])
+    assert sender.answers == [Answer("", "None", None, None, False, {"output_ids": [7]})]
+
+
+def test_every_token_is_in_exactly_one_response_however_they_are_merged() -> None:
+    stub, sender, reply = make(wanted=Wanted(num_output_tokens=True, output_ids=True))
+    reply.give([started(1), chunk(1, "a", 1), chunk(1, "b", 2, 3)])
+    reply.give([chunk(1, "c", 4), finished(1, "d", tokens=[5, 6])])
+    assert [answer.more["output_ids"] for answer in sender.answers] == [[1, 2, 3], [4, 5, 6]]
+    assert [answer.more["num_output_tokens"] for answer in sender.answers] == [[3], [3]]
+    assert not stub.violations
+
+
+def test_the_start_alone_is_no_response_and_an_error_carries_no_outputs() -> None:
+    _, sender, reply = make(wanted=Wanted(num_input_tokens=True, perf_metrics=True))
+    reply.give([started(1)])
+    assert sender.answers == []
+    reply.give([failed(1, Status.UNAVAILABLE, "gone")])
+    assert sender.answers == [Answer(None, None, "gone", TritonError.UNAVAILABLE, True)]
+
+
+def test_a_long_list_of_ids_goes_out_before_final_as_a_long_text_does() -> None:
+    _, sender, reply = make(stream=False, wanted=Wanted(output_ids=True))
+    ids = list(range(LARGE_CHARS // 4 + 1))
+    reply.give([started(1), finished(1, "short", tokens=ids)])
+    assert sender.answers == [
+        Answer("short", "stop", None, None, False, {"output_ids": ids}),
+        Answer(None, None, None, None, True),
+    ]

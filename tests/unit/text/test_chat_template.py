@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_backend.errors import InvalidRequest
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.text.chat_template import ChatTemplate
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -66,3 +66,47 @@ def test_whatever_a_template_does_wrong_names_messages(source: str, says: str) -
 def test_what_is_not_a_list_of_messages_is_refused(messages: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^messages: "):
         ChatTemplate("x", {}).render(messages)
+
+
+# ── contents ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def part(text: Any, kind: Any = "text") -> dict[str, Any]:
+    return {"type": kind, "text": text}
+
+
+def test_text_parts_are_joined_with_nothing_in_between() -> None:
+    message = {"role": "user", "content": [part("a "), part("b"), part("")]}
+    assert rendered("{{ messages[0].content }}", message) == "a b"
+    assert message["content"] == [part("a "), part("b"), part("")]  # the caller's own is left as it was
+
+
+def test_a_missing_or_null_content_is_the_templates_affair() -> None:
+    source = "{{ messages[0].content is none }} {{ messages[1].content is defined }}"
+    assert rendered(source, {"role": "assistant", "content": None}, {"role": "assistant"}) == "True False"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "says"),
+    [
+        ([part("x", "image_url")], UnsupportedFeature, "part 0 of its content has the type 'image_url'; only 'text'"),
+        ([part("x"), part("x", "a" * 999)], UnsupportedFeature, "part 1 of its content has the type 'aaaa"),
+        ([part(5)], InvalidRequest, "part 0 of its content must have a string `text`"),
+        (["x"], InvalidRequest, "part 0 of its content must be an object with a string `type`"),
+        ([part("x", None)], InvalidRequest, "part 0 of its content must be an object with a string `type`"),
+        (5, InvalidRequest, "content must be a string, null or a list of parts, got 5"),
+        ({}, InvalidRequest, "content must be a string, null or a list of parts, got an object"),
+        (False, InvalidRequest, "content must be a string, null or a list of parts, got false"),
+    ],
+)
+def test_other_contents_are_refused_with_their_place(content: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as caught:
+        rendered("x", USER, {"role": "user", "content": content})
+    message = str(caught.value)
+    assert message.startswith("messages: message 1") and says in message and len(message) < 200
+
+
+def test_the_words_of_a_template_are_told_plain_and_short() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        rendered("{{ raise_exception(messages[0].content) }}", {"role": "user", "content": "é\n" * 10_000})
+    assert str(caught.value).isascii() and str(caught.value).isprintable() and len(str(caught.value)) < 400

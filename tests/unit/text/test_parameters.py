@@ -12,6 +12,7 @@ from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeat
 from minisgl_backend.messages.sampling import Sampling
 from minisgl_backend.text.parameters import (
     _OFF,
+    _WORDS,
     MAX_PARAMETERS_BYTES,
     SamplingParams,
     parse_parameters,
@@ -58,6 +59,19 @@ def test_no_parameters_are_the_defaults_of_vllm() -> None:
         ({"ignore_eos": "True"}, "ignore_eos", True),
         ({"ignore_eos": "false"}, "ignore_eos", False),
         ({"ignore_eos": 1}, "ignore_eos", True),
+        ({"stop_token_ids": [3, 1, 3]}, "stop_token_ids", (3, 1, 3)),
+        ({"stop_token_ids": "[3, 1]"}, "stop_token_ids", (3, 1)),
+        ({"stop_token_ids": []}, "stop_token_ids", ()),
+        ({"stop_token_ids": list(range(256))}, "stop_token_ids", tuple(range(256))),
+        ({"priority": "-2147483648"}, "priority", -(2**31)),
+        ({"priority": 5.0}, "priority", 5),
+        ({"deadline_ms": "1.5"}, "deadline_ms", 1.5),
+        ({"deadline_ms": 2**31}, "deadline_ms", 2.0**31),
+        ({"deadline_ms": None}, "deadline_ms", None),
+        ({"add_generation_prompt": "false"}, "add_generation_prompt", False),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs", {"a": [1]}),
+        ({"chat_template_kwargs": '{"a": [1]}'}, "chat_template_kwargs", {"a": [1]}),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "{{ messages }}"),
     ],
 )
 def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], field: str, expected: Any) -> None:
@@ -99,6 +113,39 @@ def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], f
         (b'{"ignore_eos": "maybe"}', "ignore_eos: must be true or false, got 'maybe'"),
         (b'{"ignore_eos": 2}', "ignore_eos: must be true or false, got 2"),
         (b'{"ignore_eos": 1.0}', "ignore_eos: must be true or false, got 1.0"),
+        (b'{"stop_token_ids": 5}', "stop_token_ids: must be a list of token ids, got 5"),
+        (b'{"stop_token_ids": {}}', "stop_token_ids: must be a list of token ids, got an object"),
+        (b'{"stop_token_ids": "[1"}', "stop_token_ids: is not valid JSON"),
+        (b'{"stop_token_ids": "7"}', "stop_token_ids: must be a list of token ids, got 7"),
+        (b'{"stop_token_ids": "' + b" " * 5000 + b'[1]"}', "stop_token_ids: must hold at most 4098 bytes"),
+        (
+            b'{"stop_token_ids": [1, "2"]}',
+            "stop_token_ids: must hold integers from 0 to 2147483647, got '2' at position 1",
+        ),
+        (
+            b'{"stop_token_ids": [true]}',
+            "stop_token_ids: must hold integers from 0 to 2147483647, got true at position 0",
+        ),
+        (b'{"stop_token_ids": [-1]}', "stop_token_ids: must hold integers from 0 to 2147483647, got -1 at position 0"),
+        (b'{"stop_token_ids": [1.0]}', "stop_token_ids: must hold integers from 0"),
+        (b'{"stop_token_ids": [' + b"1," * 256 + b"1]}", "stop_token_ids: must hold at most 256 token ids, got 257"),
+        (b'{"priority": 2147483648}', "priority: must be an integer from -2147483648 to 2147483647"),
+        (b'{"deadline_ms": -1}', "deadline_ms: must be a number in [0, 2.14748e+09], got -1"),
+        (b'{"chat_template_kwargs": [1]}', "chat_template_kwargs: must be an object, got a list"),
+        (b'{"chat_template_kwargs": "[1]"}', "chat_template_kwargs: must be a JSON object, got a list"),
+        (b'{"chat_template_kwargs": {"\\ud800": 1}}', "chat_template_kwargs: holds a lone surrogate"),
+        (b'{"chat_template": 5}', "chat_template: must be a string, got 5"),
+        (b'{"chat_template": "\\udfff"}', "chat_template: holds a lone surrogate"),
+        (
+            b'{"stream": true}',
+            "stream: is no sampling parameter: give it as an input or parameter of the request itself",
+        ),
+        (b'{"timeout": 5}', "timeout: is no sampling parameter"),
+        (
+            b'{"return_logprob": 1}',
+            "sampling_parameters: unknown parameter 'return_logprob'; did you mean 'return_logprobs'?",
+        ),
+        (b'{"stop_word": 1}', "sampling_parameters: unknown parameter 'stop_word'; did you mean 'stop_words'?"),
         (b"[1]", "sampling_parameters: must be a JSON object, got a list"),
         (b"3", "sampling_parameters: must be a JSON object, got 3"),
         (b"null", "sampling_parameters: must be a JSON object, got null"),
@@ -140,6 +187,15 @@ def test_a_known_parameter_that_is_not_built_is_refused_unless_it_asks_for_nothi
         assert str(caught.value).startswith(f"{field}: ")
 
 
+@pytest.mark.parametrize("field", _WORDS)
+def test_words_are_not_built_and_empty_ones_are_none(field: str) -> None:
+    for nothing in (None, "", [], ["", ""]):
+        assert parse(**{field: nothing}) == SamplingParams()
+    for words in ("END", ["END"], ["", "END"], [0], 0, False, {}):
+        with pytest.raises(UnsupportedFeature, match=f"^{field}: "):
+            parse(**{field: words})
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -168,6 +224,8 @@ def test_an_off_value_of_another_type_is_not_off(values: dict[str, Any]) -> None
         SamplingParams(),
         SamplingParams(max_tokens=3, temperature=0.1, top_k=7, top_p=0.3, seed=2**63 - 1, ignore_eos=True),
         SamplingParams(temperature=1e-300, top_k=-1),
+        SamplingParams(stop_token_ids=(5, 6), priority=-3, deadline_ms=0.5),
+        SamplingParams(add_generation_prompt=False, chat_template_kwargs={"a": None}, chat_template="x"),
     ],
 )
 def test_params_survive_their_json(params: SamplingParams) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from fakes.text_requests import feed, validate_request
 from fakes.tokenizers import ids_of_bytes
-from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request
+from minisgl_backend.errors import EngineUnavailable, RequestCancelled, Status, error_of
+from minisgl_backend.messages import engine
+from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Request, Started
 from minisgl_backend.messages.engine import EndReason
-from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
@@ -19,9 +20,15 @@ LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
 ID = RequestId(9)
 
 
-def record(tokenizer: Tokenizer, stream: bool, parameters: bytes = b"", exclude: bool | None = None) -> Record:
+def record(
+    tokenizer: Tokenizer,
+    stream: bool,
+    parameters: bytes = b"",
+    exclude: bool | None = None,
+    arrived_s: float = 0.0,
+) -> Record:
     request = Request(ID, b"QQQQ", parameters, stream, exclude)
-    return Record(ID, validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer, 0.0)
+    return Record(ID, validate_request(request, tokenizer, LIMITS, lambda: 0), tokenizer, arrived_s)
 
 
 def test_a_stream_gives_a_chunk_per_take_and_the_rest_with_the_end(byte_level: Tokenizer) -> None:
@@ -93,7 +100,12 @@ def test_with_ignore_eos_the_end_token_is_counted_and_the_answer_goes_on(byte_le
 
 
 @pytest.mark.parametrize(
-    ("reason", "status"), [(EndReason.FAILED, Status.INTERNAL), (EndReason.ABORT, Status.CANCELLED)]
+    ("reason", "status"),
+    [
+        (EndReason.FAILED, Status.INTERNAL),
+        (EndReason.ABORT, Status.CANCELLED),
+        (EndReason.DEADLINE, Status.UNAVAILABLE),
+    ],
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_sequence_that_failed_or_was_let_go_ends_in_an_error(
@@ -126,3 +138,57 @@ def test_a_finished_answer_can_not_fail_any_more(byte_level: Tokenizer) -> None:
     r.on_token(5)
     feed(r, [5, 5])
     assert r.take_output() == Finished(ID, "", b"", FinishReason.LENGTH, 4, 0)
+
+
+def begun(cached_tokens: int = 3, planned_s: float = 100.5) -> engine.Started:
+    return engine.Started(SequenceId(1), cached_tokens, planned_s)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_first_token_tells_once_what_was_cached_and_how_long_it_took(byte_level: Tokenizer, stream: bool) -> None:
+    r = record(byte_level, stream, arrived_s=100.0)
+    assert r.take_started() is None
+    r.on_started(begun(), now_s=102.0)
+    assert r.take_started() == Started(ID, num_input_tokens=4, num_cached_tokens=3, queue_ms=500.0, ttft_ms=2000.0)
+    assert r.take_started() is None
+
+
+def test_a_first_token_that_is_also_the_last_is_told_before_the_end(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=False)
+    r.on_started(begun(), now_s=101.0)
+    r.on_token(5)
+    r.on_end(EndReason.LENGTH)
+    assert r.take_started() is not None
+    assert isinstance(r.take_output(), Finished)
+
+
+def test_after_the_end_nothing_starts(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    r.fail(RequestCancelled("gone"))
+    r.on_started(begun(), now_s=101.0)
+    assert r.take_started() is None
+
+
+def test_times_are_never_negative(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True, arrived_s=200.0)
+    r.on_started(begun(planned_s=199.9999), now_s=199.99995)
+    told = r.take_started()
+    assert told is not None and (told.queue_ms, told.ttft_ms) == (0.0, 0.0)
+
+
+def test_a_passed_deadline_is_told_as_such(byte_level: Tokenizer) -> None:
+    r = record(byte_level, stream=True)
+    feed(r, ids_of_bytes(byte_level, b"hi"))
+    r.on_end(EndReason.DEADLINE)
+    end = r.take_output()
+    assert isinstance(end, Failed) and "deadline" in end.message
+    assert isinstance(error_of(end.status, end.message), EngineUnavailable)
+
+
+def test_a_stop_token_of_the_client_ends_and_is_not_shown(byte_level: Tokenizer) -> None:
+    (q,) = ids_of_bytes(byte_level, b"Q")
+    r = record(byte_level, stream=False, parameters=b'{"stop_token_ids": [%d], "ignore_eos": true}' % q, exclude=True)
+    feed(r, [*ids_of_bytes(byte_level, b"hi"), q])
+    r.on_end(EndReason.STOP)
+    end = r.take_output()
+    assert isinstance(end, Finished) and (end.text, end.num_output_tokens) == ("hi", 3)

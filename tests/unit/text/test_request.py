@@ -135,3 +135,58 @@ def test_an_exception_of_the_tokenizer_becomes_a_refusal(tmp_path: Path) -> None
 
 def test_packed_ids_are_little_endian_int32(byte_level: Tokenizer) -> None:
     assert accepted(byte_level, "hi").prompt_ids == pack_tokens(byte_level.encode("hi"))
+
+
+# ── ids that end ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_token_ids_join_the_models_ends_and_stay_with_ignore_eos(byte_level: Tokenizer) -> None:
+    assert accepted(byte_level, "hi", b'{"stop_token_ids": [9, 2, 7, 9]}').stop_token_ids == (2, 7, 9)
+    assert accepted(byte_level, "hi", b'{"stop_token_ids": "[9]", "ignore_eos": true}').stop_token_ids == (9,)
+
+
+def test_a_stop_token_beyond_the_vocabulary_is_refused_with_its_place(byte_level: Tokenizer) -> None:
+    last = byte_level.vocab_size - 1
+    assert accepted(byte_level, "hi", b'{"stop_token_ids": [%d]}' % last).stop_token_ids == (2, last)
+    assert refusal(byte_level, "hi", b'{"stop_token_ids": [3, %d]}' % (last + 1)) == (
+        f"stop_token_ids: must be from 0 to {last}, got {last + 1} at position 1"
+    )
+
+
+# ── priority and deadline ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_until_the_scheduler_knows_them_priority_and_deadline_are_refused_by_the_name_the_client_used(
+    byte_level: Tokenizer,
+) -> None:  # DELETE WITH scheduler4
+    for parameters, fields, name in (
+        (b'{"priority": 1}', {}, "priority"),
+        (b"", {"priority": -1}, "priority"),
+        (b'{"deadline_ms": 0.001}', {}, "deadline_ms"),
+        (b"", {"timeout_us": 1}, "timeout"),
+    ):
+        with pytest.raises(UnsupportedFeature, match=f"^{name}: "):
+            accepted(byte_level, "hi", parameters, **fields)
+
+
+@pytest.fixture
+def with_scheduler4(monkeypatch: pytest.MonkeyPatch) -> None:  # DELETE WITH scheduler4
+    monkeypatch.setattr("minisgl_backend.text.request._refuse_until_scheduler4", lambda *_: None)
+
+
+@pytest.mark.usefixtures("with_scheduler4")
+def test_priority_comes_from_either_place_and_two_must_agree(byte_level: Tokenizer) -> None:
+    assert accepted(byte_level, "hi").sequence(SequenceId(1), 0.0).priority == 0
+    assert accepted(byte_level, "hi", priority=-5).sequence(SequenceId(1), 0.0).priority == -5
+    assert accepted(byte_level, "hi", b'{"priority": "7"}').sequence(SequenceId(1), 0.0).priority == 7
+    assert accepted(byte_level, "hi", b'{"priority": 7}', priority=7).priority == 7
+    assert refusal(byte_level, "hi", b'{"priority": 7}', priority=6).startswith("priority: has one value in")
+
+
+@pytest.mark.usefixtures("with_scheduler4")
+def test_a_deadline_counts_from_the_arrival_and_both_names_of_it_must_agree(byte_level: Tokenizer) -> None:
+    assert accepted(byte_level, "hi", b'{"deadline_ms": 0}').sequence(SequenceId(1), 100.0).deadline_s is None
+    assert accepted(byte_level, "hi", timeout_us=1_500_000).sequence(SequenceId(1), 100.0).deadline_s == 101.5
+    assert accepted(byte_level, "hi", b'{"deadline_ms": "250"}').sequence(SequenceId(1), 100.0).deadline_s == 100.25
+    assert accepted(byte_level, "hi", b'{"deadline_ms": 1500}', timeout_us=1_500_000).timeout_s == 1.5
+    assert refusal(byte_level, "hi", b'{"deadline_ms": 2}', timeout_us=2001).startswith("deadline_ms: is another time")
