@@ -17,19 +17,21 @@ from collections.abc import Callable, Mapping, Sequence
 from minisgl_backend.errors import RequestError, StartError, Status
 from minisgl_backend.messages.client import EngineState, Failed, Health, Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.drain import Watch
 from minisgl_backend.serving.link import Link, OpenLink
+from minisgl_backend.serving.presence import asker
 from minisgl_backend.serving.reply import Reply, Wanted
-from minisgl_backend.serving.sender import Outbox
-from minisgl_backend.serving.settings import engine_config
+from minisgl_backend.serving.sender import UNLOADED, Outbox
+from minisgl_backend.serving.settings import bridge_config, engine_config
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub
 
-DRAIN_S = 10.0
+CLOSE_S = 10.0
 """How long `close` waits for the answers still open. Triton unloads a model after its last answer, so there are none
 unless something went wrong."""
 
 STOP_S = 5.0
-"""How long `close` waits for the sender threads to end."""
+"""How long `close` waits for the threads to end."""
 
 ReadRequest = Callable[[InferenceRequest, RequestId], tuple[Request, Wanted]]
 """Triton's request → ours. Copies everything out of Triton's memory; raises RequestError, naming the field."""
@@ -43,7 +45,7 @@ class Bridge:
         stub: TritonStub,
         link: Link,
         outbox: Outbox,
-        drain_s: float = DRAIN_S,
+        close_s: float = CLOSE_S,
         *,
         name: str = "minisgl",
         read: ReadRequest = read_request,
@@ -52,11 +54,12 @@ class Bridge:
         self._stub = stub
         self._link = link
         self._outbox = outbox
-        self._drain_s = drain_s
+        self._close_s = close_s
         self._name = name
         self._read = read
         self._ids = itertools.count(1)
         self._closed = False
+        self._watch: Watch | None = None
 
     @staticmethod
     def start(stub: TritonStub, args: Mapping[str, str], open_link: OpenLink) -> Bridge:
@@ -68,12 +71,22 @@ class Bridge:
         outbox = Outbox(stub.Logger)
         log = _EngineLog(stub.Logger)
         try:
-            config = engine_config(args, os.environ)
+            config, own = engine_config(args, os.environ), bridge_config(args, os.environ)
             link = open_link(config, outbox.post, log.health, log.progress)
         except StartError as error:
             raise stub.TritonModelException(str(error)) from None
         outbox.start(link.cancel)
-        return Bridge(stub, link, outbox)
+        bridge = Bridge(stub, link, outbox)
+        bridge.limit_drain(args, own.drain_s)
+        return bridge
+
+    def limit_drain(self, args: Mapping[str, str], limit_s: float) -> None:
+        """From now on answers still open `limit_s` after the server began to unload this model are ended with an
+        error. `args` are those of `initialize`; called once, at its end.
+        """
+        ask, log = asker(self._stub, args), self._stub.Logger
+        self._watch = Watch(ask, limit_s, log, self._name, self._outbox.is_busy, self._end_all)
+        self._watch.start()
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Takes requests and returns at once; they are answered from the sender threads. A bad one fails alone."""
@@ -81,16 +94,22 @@ class Bridge:
             self._take(request)
 
     def close(self) -> None:
-        """Refuses new requests, lets the open ones end (for `drain_s`), fails what is left, gives the lease back."""
+        """Refuses new requests, lets the open ones end (for `close_s`), fails what is left, gives the lease back."""
         self._closed = True
-        if not self._outbox.wait_idle(self._drain_s):
-            self._stub.Logger.log_warn(f"{self._name}: answers still open after {self._drain_s:g} s are failed")
+        if self._watch is not None and not self._watch.stop(STOP_S):
+            self._stub.Logger.log_warn(f"{self._name}: Triton owes an answer to the question whether the model stays")
+        if not self._outbox.wait_idle(self._close_s):
+            self._stub.Logger.log_warn(f"{self._name}: answers still open after {self._close_s:g} s are failed")
         try:
             self._link.close()
         finally:
             if not self._outbox.stop(STOP_S):
                 self._stub.Logger.log_error(f"{self._name}: a sender thread did not end within {STOP_S:g} s")
             self._stub.Logger.log_info(f"{self._name}: unloaded")
+
+    def _end_all(self) -> None:
+        for id in self._outbox.fail_all(Status.UNAVAILABLE, UNLOADED):
+            self._link.cancel(id)
 
     def _take(self, request: InferenceRequest) -> None:
         id = RequestId(next(self._ids))
@@ -104,7 +123,7 @@ class Bridge:
             return Reply(self._stub, sender, False, Wanted()).fail(Status.INTERNAL, "the request could not be read")
         reply = Reply(self._stub, sender, message.stream, wanted)
         if self._closed:
-            return reply.fail(Status.UNAVAILABLE, "the model is being unloaded")
+            return reply.fail(Status.UNAVAILABLE, UNLOADED)
         self._outbox.open(id, reply)
         try:
             self._link.submit(message)

@@ -34,8 +34,9 @@ class Drain:
     An answer that can not be read changes nothing; a model that is wanted again gets the whole limit next time.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, period_s: float = PERIOD_S) -> None:
         self._limit_s = limit_s
+        self._period_s = period_s
         self._began: float | None = None
         self._over = False
 
@@ -52,10 +53,10 @@ class Drain:
         return Step.NOTHING
 
     def due_in(self, now: float) -> float:
-        """Seconds until the next question: PERIOD_S, or less where the limit passes earlier."""
+        """Seconds until the next question: the period, or less where the limit passes earlier."""
         if self._began is None or self._over:
-            return PERIOD_S
-        return min(PERIOD_S, max(0.0, self._began + self._limit_s - now))
+            return self._period_s
+        return min(self._period_s, max(0.0, self._began + self._limit_s - now))
 
 
 class Watch:
@@ -66,13 +67,17 @@ class Watch:
         ask: Callable[[], str],
         limit_s: float,
         log: Logger,
+        name: str,
         is_busy: Callable[[], bool],
         end_all: Callable[[], None],
+        period_s: float = PERIOD_S,
     ) -> None:
+        """name: of the model, for its log."""
         self._ask = ask
         self._limit_s = limit_s
-        self._drain = Drain(limit_s)
+        self._drain = Drain(limit_s, period_s)
         self._log = log
+        self._name = name
         self._is_busy = is_busy
         self._end_all = end_all
         self._stopped = threading.Event()
@@ -97,9 +102,9 @@ class Watch:
     def _look(self) -> None:
         step = self._drain.saw(self._presence(), time.monotonic())
         if step is Step.BEGUN:
-            self._log.log_info(f"minisgl: unloading: answers in flight have {self._limit_s:g} s")
+            self._log.log_info(f"{self._name}: unloading: answers in flight have {self._limit_s:g} s")
         elif step is Step.OVER:
-            self._log.log_warn(f"minisgl: unloading: answers still open after {self._limit_s:g} s are ended")
+            self._log.log_warn(f"{self._name}: unloading: answers still open after {self._limit_s:g} s are ended")
             self._end_all()
 
     def _presence(self) -> Presence:
@@ -111,6 +116,6 @@ class Watch:
         if presence is Presence.UNKNOWN and not self._puzzled and not self._stopped.is_set():
             self._puzzled = True
             self._log.log_warn(
-                f"minisgl: an unload will wait for every answer in flight; Triton said: {answer[:300]!a}"
+                f"{self._name}: an unload will wait for every answer in flight; Triton said: {answer[:300]!a}"
             )
         return presence

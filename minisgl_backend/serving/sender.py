@@ -26,6 +26,9 @@ POLL_PERIOD_S = 0.1
 POLLS_PER_S = 1000.0
 """Of the whole outbox: at 0.1 ms each, a tenth of one core's time at the most."""
 
+UNLOADED = "the model is being unloaded"
+"""What a client reads whose request came, or whose answer ended, after the model was asked to leave."""
+
 Cancel = Callable[[RequestId], None]
 
 
@@ -58,6 +61,10 @@ class Outbox:
     def fail_all(self, status: Status, message: str) -> list[RequestId]:
         """Ends every open reply with an error; returns their ids, which the engine may still be working on."""
         return [id for sender in self._senders for id in sender.fail_all(status, message)]
+
+    def is_busy(self) -> bool:
+        """Whether a reply is open."""
+        return not self.wait_idle(0.0)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until every reply has ended; False when that took too long."""
@@ -132,7 +139,7 @@ class Sender:
         while self._serve_one(cancel):
             pass
         for reply in self._take_rest():
-            reply.fail(Status.UNAVAILABLE, "the model is being unloaded")
+            reply.fail(Status.UNAVAILABLE, UNLOADED)
 
     def _serve_one(self, cancel: Cancel) -> bool:
         """Waits for work and does it; False at the end. A function of its own, so that a waiting thread holds on to

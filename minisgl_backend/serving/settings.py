@@ -1,7 +1,8 @@
-"""Triton's `initialize` arguments → `EngineConfig`.
+"""Triton's `initialize` arguments → `EngineConfig`, and the bridge's own `BridgeConfig`.
 
 Where it stands in the flow: the bridge calls this once when it starts. Later layers win: the model's `1/model.json`,
-the `parameters` of its config.pbtxt, the environment variable MINISGL_SETTINGS.
+the `parameters` of its config.pbtxt, the environment variable MINISGL_SETTINGS. The bridge's settings stand in the
+same places but are no engine's: two models with different ones share an engine.
 """
 
 from __future__ import annotations
@@ -11,17 +12,51 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.config import EngineConfig, parse_setting, read_settings, resolve_config
+import msgspec
+
+from minisgl_backend.config import EngineConfig, nearest, parse_setting, read_settings, resolve_config
+from minisgl_backend.errors import ConfigError
+
+
+class BridgeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a Triton model, beside those of its engine."""
+
+    drain_s: float = 20.0  # how long answers in flight may go on when the model is unloaded or the server stops
+
+
+_LONGEST_DRAIN_S = 86400.0
 
 
 def engine_config(args: Mapping[str, str], environment: Mapping[str, str]) -> EngineConfig:
     """`args` are those of `TritonPythonModel.initialize`. Raises ConfigError, naming the setting."""
+    merged = _merged(args, environment)
+    return resolve_config({key: value for key, value in merged.items() if key not in BridgeConfig.__struct_fields__})
+
+
+def bridge_config(args: Mapping[str, str], environment: Mapping[str, str]) -> BridgeConfig:
+    """As `engine_config`, for the bridge's own settings."""
+    merged = _merged(args, environment)
+    own = {key: value for key, value in merged.items() if key in BridgeConfig.__struct_fields__}
+    try:
+        config = msgspec.convert(own, BridgeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"setting has a wrong value: {error}") from None
+    if not 0.0 <= config.drain_s <= _LONGEST_DRAIN_S:
+        raise ConfigError(f"setting 'drain_s' must be from 0 to {_LONGEST_DRAIN_S:g}, got {config.drain_s!r}")
+    return config
+
+
+def _merged(args: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """All places' settings. Raises ConfigError for an unknown key, naming the nearest known one."""
     model_json = Path(args["model_repository"]) / args["model_version"] / "model.json"
-    return resolve_config(
-        read_settings(model_json, {}),
-        _of_model_config(json.loads(args["model_config"])),
-        read_settings(None, environment),
-    )
+    merged = read_settings(model_json, {})
+    merged.update(_of_model_config(json.loads(args["model_config"])))
+    merged.update(read_settings(None, environment))
+    known = (*EngineConfig.__struct_fields__, *BridgeConfig.__struct_fields__)
+    for key in merged:
+        if key not in known:
+            raise ConfigError(f"unknown setting {key!r}{nearest(key, known)}")
+    return merged
 
 
 def _of_model_config(model_config: Mapping[str, Any]) -> dict[str, Any]:

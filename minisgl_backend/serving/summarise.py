@@ -37,6 +37,7 @@ from minisgl_backend.serving.parameters import MAX_BYTES
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import Outbox
+from minisgl_backend.serving.settings import BridgeConfig
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub
 from minisgl_backend.text.values import integer, json_object
@@ -75,7 +76,9 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
     summariser = Summariser(model_call(stub, settings.model), outbox.post, settings, stub.Logger)
     outbox.start(summariser.cancel)
     summariser.start()
-    return Bridge(stub, summariser, outbox, name=NAME, read=read_text)
+    bridge = Bridge(stub, summariser, outbox, name=NAME, read=read_text)
+    bridge.limit_drain(args, BridgeConfig().drain_s)
+    return bridge
 
 
 def read_settings(model_config: Mapping[str, Any]) -> Settings:

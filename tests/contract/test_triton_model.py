@@ -140,18 +140,18 @@ class WatchedOutbox(Outbox):
         return super().wait_idle(timeout_s)
 
 
-def opened(outbox: Outbox, stub: FakeStub, drain_s: float) -> tuple[FakeLink, Bridge]:
+def opened(outbox: Outbox, stub: FakeStub, close_s: float) -> tuple[FakeLink, Bridge]:
     link = FakeLink()
     link.open(EngineConfig(), outbox.post, None, print)
     outbox.start(link.cancel)
-    return link, Bridge(stub, link, outbox, drain_s)
+    return link, Bridge(stub, link, outbox, close_s)
 
 
 def test_closing_lets_answers_in_flight_end_before_it_closes_the_link() -> None:
     stub = FakeStub()
     outbox = WatchedOutbox(stub.Logger)
     outbox.waited_for = threading.Event()
-    link, bridge = opened(outbox, stub, drain_s=5.0)
+    link, bridge = opened(outbox, stub, close_s=5.0)
     asked = request(stub, stream=True)
     bridge.execute([asked])
     finals_at_close: list[int] = []
@@ -169,7 +169,7 @@ def test_closing_lets_answers_in_flight_end_before_it_closes_the_link() -> None:
 
 def test_closing_fails_what_does_not_end_in_time() -> None:
     stub = FakeStub()
-    link, bridge = opened(Outbox(stub.Logger), stub, drain_s=0.0)
+    link, bridge = opened(Outbox(stub.Logger), stub, close_s=0.0)
     silent, answered = request(stub), request(stub)
     bridge.execute([silent, answered])
     link.on_close = lambda: link.answer(failed(link.requests[1].id, Status.CANCELLED, "closing"))
@@ -183,6 +183,26 @@ def test_a_request_after_finalize_is_refused_and_not_lost(rig: Rig) -> None:
     rig.finalize()
     sender = rig.ask()
     assert [(a.code, a.final) for a in sender.answers] == [(TritonError.UNAVAILABLE, True)]
+
+
+def test_what_runs_when_the_limit_of_an_unload_passes_is_ended_here_and_in_the_engine() -> None:
+    stub = FakeStub()
+    link, bridge = opened(Outbox(stub.Logger), stub, close_s=5.0)
+    begun, waiting = request(stub, stream=True), request(stub)
+    bridge.execute([begun, waiting])
+    link.answer(chunk(1, "so far"))
+    begun.sender.wait_answers(1)
+    stub.lookup_says = "Failed for execute the inference request. Model 'minisgl' is not ready."
+    bridge.limit_drain(initialize_args(), limit_s=0.0)
+    assert begun.sender.wait_final().text == "so far"
+    for sender in (begun.sender, waiting.sender.wait_final()):
+        assert (sender.answers[-1].error, sender.answers[-1].code) == (
+            "the model is being unloaded",
+            TritonError.UNAVAILABLE,
+        )
+    assert sorted(link.wait_cancelled(2)) == [1, 2]
+    bridge.close()
+    assert not stub.violations and not stub.Logger.with_level("error")
 
 
 def test_settings_of_the_repository_reach_the_engine(rig: Rig) -> None:

@@ -21,7 +21,12 @@ MODEL = REPOSITORY / "minisgl"
 def initialize_args(repository: Path = MODEL, parameters: dict[str, str] | None = None) -> dict[str, str]:
     """What Triton gives to `initialize`."""
     config = {"parameters": {key: {"string_value": value} for key, value in (parameters or {}).items()}}
-    return {"model_config": json.dumps(config), "model_repository": str(repository), "model_version": "1"}
+    return {
+        "model_config": json.dumps(config),
+        "model_name": "minisgl",
+        "model_repository": str(repository),
+        "model_version": "1",
+    }
 
 
 @contextmanager

@@ -85,6 +85,33 @@ class FakeStub:
         self.TritonError: Any = TritonError
         self.Logger = Log()
         self.violations: list[str] = []
+        self.lookup_says = "Model minisgl - Error when running inference: Model minisgl is using the decoupled. […]"
+        self.lookups = 0
+
+    def InferenceRequest(self, **fields: Any) -> Lookup:  # noqa: N802
+        """Only what the bridge asks for: a lookup of its own model, see `minisgl_backend.serving.presence`."""
+        assert fields == {"model_name": "minisgl", "model_version": 1, "requested_output_names": [], "inputs": []}
+        self.lookups += 1
+        return Lookup(self.lookup_says)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A BLS request that is refused, its response and its error in one."""
+
+    says: str
+
+    def exec(self) -> Lookup:
+        return self
+
+    def has_error(self) -> bool:
+        return True
+
+    def error(self) -> Lookup:
+        return self
+
+    def message(self) -> str:
+        return self.says
 
 
 DECLARED: dict[str, tuple[Any, int | None]] = {

@@ -9,7 +9,7 @@ import pytest
 from fakes.triton_model import MODEL, initialize_args
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig
 from minisgl_backend.errors import ConfigError
-from minisgl_backend.serving.settings import engine_config
+from minisgl_backend.serving.settings import BridgeConfig, bridge_config, engine_config
 
 
 @pytest.fixture
@@ -45,3 +45,22 @@ def test_tritons_own_parameters_are_left_alone(repository: Path) -> None:
 def test_a_wrong_parameter_is_refused_by_name(repository: Path, parameters: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="page_siz"):
         engine_config(initialize_args(repository, parameters), {})
+
+
+def test_the_bridges_settings_stand_in_the_same_places_and_are_no_engines(repository: Path) -> None:
+    args = initialize_args(repository, {"drain_s": "3"})
+    assert bridge_config(args, {}) == BridgeConfig(drain_s=3.0)
+    assert bridge_config(args, {SETTINGS_VARIABLE: '{"drain_s": 0.5, "max_running": 5}'}) == BridgeConfig(drain_s=0.5)
+    assert engine_config(args, {}) == engine_config(initialize_args(repository), {})
+
+
+@pytest.mark.parametrize(("value", "says"), [("-1", "from 0 to 86400"), ('"long"', "drain_s"), ("null", "drain_s")])
+def test_a_bridge_setting_that_is_wrong_is_refused_by_name(repository: Path, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        bridge_config(initialize_args(repository, {"drain_s": value}), {})
+    assert "drain_s" in str(raised.value)
+
+
+def test_a_misspelt_bridge_setting_is_told_the_nearest_name(repository: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'drain_s'"):
+        engine_config(initialize_args(repository, {"drains_s": "1"}), {})
