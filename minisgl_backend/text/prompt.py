@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
 from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, read_messages
@@ -92,15 +92,37 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> b
     """
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
-    if isinstance(prompt, TextPrompt):
-        return _encoded(prompt.field, prompt.text, tokenizer, limits, add_special_tokens=True)
-    text = tokenizer.render_chat(
-        read_messages(prompt.messages), prompt.add_generation_prompt, prompt.arguments, prompt.template
+    try:
+        if isinstance(prompt, TextPrompt):
+            ids = tokenizer.encode(prompt.text)
+        else:
+            ids = _encoded_chat(prompt, tokenizer, limits)
+    except RequestError:
+        raise
+    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
+        raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
+    _check_ids(prompt.field, ids, tokenizer, limits)
+    return pack_tokens(ids)
+
+
+def _encoded_chat(prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits) -> list[int]:
+    return tokenizer.encode_chat(
+        read_messages(prompt.messages),
+        prompt.add_generation_prompt,
+        prompt.arguments,
+        prompt.template,
+        max_chars=_most_bytes(tokenizer, limits),
     )
-    if not text:
-        raise InvalidRequest(prompt.field, "the chat template makes an empty prompt of them")
-    _refuse_long(prompt.field, len(text), "characters", tokenizer, limits)
-    return _encoded(prompt.field, text, tokenizer, limits, add_special_tokens=False)
+
+
+def _check_ids(field: str, ids: list[int], tokenizer: Tokenizer, limits: RequestLimits) -> None:
+    if not ids:
+        raise InvalidRequest(field, "holds nothing that the model's tokenizer knows")
+    _refuse_many(field, len(ids), limits)
+    if max(ids) >= tokenizer.vocab_size:
+        raise InvalidRequest(
+            field, f"holds the token {max(ids)}, which the model does not have (it has {tokenizer.vocab_size})"
+        )
 
 
 def _only_one(request: Request) -> None:
@@ -138,36 +160,22 @@ def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> Token
 def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TextPrompt:
     if not raw:
         raise InvalidRequest("text_input", "must not be empty")
-    _refuse_long("text_input", len(raw), "bytes", tokenizer, limits)  # before anything that walks over the text
+    most = _most_bytes(tokenizer, limits)
+    if len(raw) > most:  # before anything that walks over the text
+        raise InvalidRequest(
+            "text_input",
+            f"holds {len(raw)} bytes; no prompt of more than {most} bytes fits the limit of "
+            f"{limits.prompt_tokens} prompt tokens",
+        )
     try:
         return TextPrompt(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InvalidRequest("text_input", f"is not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _encoded(field: str, text: str, tokenizer: Tokenizer, limits: RequestLimits, *, add_special_tokens: bool) -> bytes:
-    try:
-        ids = tokenizer.encode(text, add_special_tokens)
-    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
-        raise InvalidRequest(field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
-    if not ids:
-        raise InvalidRequest(field, "holds nothing that the model's tokenizer knows")
-    _refuse_many(field, len(ids), limits)
-    if max(ids) >= tokenizer.vocab_size:
-        raise InvalidRequest(
-            field, f"holds the token {max(ids)}, which the model does not have (it has {tokenizer.vocab_size})"
-        )
-    return pack_tokens(ids)
-
-
-def _refuse_long(field: str, size: int, unit: str, tokenizer: Tokenizer, limits: RequestLimits) -> None:
-    most = limits.prompt_tokens * tokenizer.max_token_bytes
-    if size > most:
-        raise InvalidRequest(
-            field,
-            f"holds {size} {unit}; no prompt of more than {most} bytes fits the limit of "
-            f"{limits.prompt_tokens} prompt tokens",
-        )
+def _most_bytes(tokenizer: Tokenizer, limits: RequestLimits) -> int:
+    """No longer text can be tokens enough to fit."""
+    return limits.prompt_tokens * tokenizer.max_token_bytes
 
 
 def _refuse_many(field: str, tokens: int, limits: RequestLimits) -> None:

@@ -8,6 +8,7 @@ into the engine host and costs seconds. No code of the folder is ever run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from tokenizers import Tokenizer as RustTokenizer
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
 from minisgl_backend.models.spec import end_tokens
 from minisgl_backend.text.byte_table import token_decoder
+from minisgl_backend.text.chat import plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate
+from minisgl_backend.text.control import ControlWords, pieces
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -56,6 +59,7 @@ class Tokenizer:
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
         self.has_chat_template = files.template is not None
         self._template = ChatTemplate(files.template or "", named)
+        self._control_words = ControlWords(string for i in self.special_token_ids if (string := strings[i]))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -113,9 +117,41 @@ class Tokenizer:
             )
         return self._template.render(messages, add_generation_prompt, arguments)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
-        """Chat messages → prompt ids. Raises what `render_chat` raises."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        max_chars: int | None = None,
+    ) -> list[int]:
+        """Chat messages → prompt ids. Control tokens in messages and arguments stay words (`text/control.py`).
+
+        Raises what `render_chat` raises, and InvalidRequest for a text of more than max_chars.
+        """
+        found: list[str] = []
+        hidden = self._control_words.hide(plain_messages(messages), found)
+        arguments = self._control_words.hide(arguments or {}, found)
+        text = self.render_chat(hidden, add_generation_prompt, arguments, template)
+        if max_chars is not None and len(text) > max_chars:
+            raise InvalidRequest("messages", f"make a text of {len(text)} characters; at most {max_chars} fit")
+        if not found:
+            return self.encode(text, add_special_tokens=False)
+        if not self._joins_exactly:
+            raise InvalidRequest(
+                "messages", f"hold {found[0]!a}, which this model's tokenizer reads as a control token"
+            )
+        return [i for piece, is_word in pieces(text, found) for i in self._encode_piece(piece, is_word)]
+
+    def _encode_piece(self, piece: str, is_word: bool) -> list[int]:
+        """A control word goes character by character: no character is a control token."""
+        parts = piece if is_word else (piece,)
+        return [i for part in parts for i in self.encode(part, add_special_tokens=False)]
+
+    @cached_property
+    def _joins_exactly(self) -> bool:
+        """Whether texts that are encoded apart join without a trace: SentencePiece puts a space before each."""
+        return b"".join(self.token_bytes(i) for i in self.encode("|", add_special_tokens=False)) == b"|"
 
 
 class _TokenizerFile(msgspec.Struct):

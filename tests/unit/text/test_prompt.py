@@ -149,7 +149,7 @@ def test_a_chat_that_renders_to_more_than_any_prompt_is_refused_before_it_is_tok
         raise AssertionError("tokenised")
 
     monkeypatch.setattr(Tokenizer, "encode", never)
-    assert "characters; no prompt of more than" in refusal(byte_level, chat=[{"role": "user", "content": "a" * 99_999}])
+    assert "messages: make a text of 1000" in refusal(byte_level, chat=[{"role": "user", "content": "a" * 99_999}])
 
 
 def test_a_chat_obeys_the_length_rule_in_its_own_name(byte_level: Tokenizer) -> None:
@@ -190,7 +190,7 @@ def test_a_template_of_the_client_is_refused_unless_the_operator_allows_it(byte_
     assert got.prompt_ids == pack_tokens(byte_level.encode("[hi]", add_special_tokens=False))
     with pytest.raises(InvalidRequest, match=r"^messages: the request's chat template is broken: "):
         ask(byte_level, limits, chat=[USER], parameters={"chat_template": "{% if %}"})
-    with pytest.raises(InvalidRequest, match=r"^messages: the chat template makes an empty prompt of them"):
+    with pytest.raises(InvalidRequest, match=r"^messages: holds nothing that the model's tokenizer knows"):
         ask(byte_level, limits, chat=[USER], parameters={"chat_template": "{# #}"})
 
 
