@@ -2,8 +2,8 @@
 
 ML-03 vllm-project/vllm#4180; CT-01 vllm-project/vllm#16853; CT-02 vllm-project/vllm#7978; CT-03 sgl-project/sglang#892;
 CT-04 sgl-project/sglang#3579; CT-05 huggingface/transformers#29279; CT-07
-huggingface/text-generation-inference#3198; RB-02 huggingface/text-generation-inference#1795; RB-06 vllm-project/vllm#24910;
-TR-09 triton-inference-server/server PR #2524.
+huggingface/text-generation-inference#3198; RB-02 huggingface/text-generation-inference#1795; RB-06
+vllm-project/vllm#24910; TR-09 triton-inference-server/server PR #2524.
 """
 
 from __future__ import annotations
