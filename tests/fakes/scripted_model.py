@@ -34,20 +34,30 @@ _LOUD = 4.0  # a follower's logit is this times √vocabulary, all others' 0: no
 
 
 def write_scripted_model(
-    folder: Path, scripts: Scripts, *, style: str = "byte_level", context_tokens: int = 512
+    folder: Path,
+    scripts: Scripts,
+    *,
+    style: str = "byte_level",
+    context_tokens: int = 512,
+    chat_template: str = CHATML,
 ) -> Path:
     """style: of the tokenizer, "byte_level" or "sentencepiece" (whose tokens are single bytes or whole characters)."""
-    pieces = list(dict.fromkeys(piece for script in scripts.values() for piece in script if len(piece) > 1))
-    ids = {bytes([byte]): BYTES_FROM + byte for byte in range(256)}
-    ids |= {piece: BYTES_FROM + 256 + place for place, piece in enumerate(pieces)}
-    vocab = BYTES_FROM + 256 + len(pieces)
+    ids = ids_of(scripts)
+    vocab = BYTES_FROM + len(ids)
     rust = _byte_level(ids) if style == "byte_level" else _sentencepiece(ids)
     names = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2]}
     config = _config(vocab, context_tokens)
-    write_folder(folder, rust, config=config, tokenizer_config=names, chat_template=CHATML)
+    write_folder(folder, rust, config=config, tokenizer_config=names, chat_template=chat_template)
     followers = _followers(scripts, ids, vocab)
     save_file(_weights(config, followers), folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def ids_of(scripts: Scripts) -> dict[bytes, int]:
+    """The bytes of every token but the special ones → its id."""
+    pieces = dict.fromkeys(piece for script in scripts.values() for piece in script if len(piece) > 1)
+    tokens = [*(bytes([byte]) for byte in range(256)), *pieces]
+    return {piece: BYTES_FROM + place for place, piece in enumerate(tokens)}
 
 
 def _followers(scripts: Scripts, ids: Mapping[bytes, int], vocab: int) -> list[int]:
