@@ -1,23 +1,28 @@
 """The command `minisgl`. Each subcommand is a module of `commands/`; this one turns their errors into sentences.
 
 0    done
-1    the server can not start here, or died
-2    a setting or an argument is wrong
+1    the server can not start here, or died; an answer failed or broke off
+2    a setting, an argument or a request is wrong
 3    the model is not there
 4    the model is there but not supported
+5    no answer from the server now; the same may work later
+6    an answer took longer than --timeout
 130  interrupted
+141  nobody reads the output any more
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
 
 from minisgl_backend.errors import StartError
-from minisgl_client.commands import fetch, serve
+from minisgl_client.commands import chat, fetch, generate, serve
+from minisgl_client.errors import Cancelled, ClientError, RequestRefused, TimedOut, Unavailable, Unsupported
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    except ClientError as error:  # its command has shown it
+        return _CLIENT_EXIT_CODES.get(type(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
     except KeyboardInterrupt:
         return 130
 
@@ -47,7 +57,18 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
     fetch.add_parser(commands)
+    generate.add_parser(commands)
+    chat.add_parser(commands)
     return parser
+
+
+_CLIENT_EXIT_CODES: dict[type[ClientError], int] = {
+    RequestRefused: 2,
+    Unsupported: 2,
+    Unavailable: 5,
+    TimedOut: 6,
+    Cancelled: 130,
+}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -38,6 +38,7 @@ from minisgl_client.server.installation import (
 from minisgl_client.server.log import ServerLog
 from minisgl_client.server.ports import claim_ports
 from minisgl_client.server.process import Interrupts, ServerProcess
+from minisgl_client.server.shared_memory import backend_option, new_prefix, remove_regions
 from minisgl_client.stages import Stages
 
 MODEL = "minisgl"
@@ -79,6 +80,7 @@ class Launch:
     config: EngineConfig  # what the model will run with
     host: str
     ports: Mapping[str, int]  # by option
+    regions: str  # prefix of its files in shared memory
     verbose: bool
 
 
@@ -100,8 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(repository, settings)
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
         command = server_command(installation, Path(folder), repository, arguments.host, ports)
-        command += arguments.triton_option
-        launch = Launch(tuple(command), environment, config, arguments.host, ports, arguments.verbose)
+        regions = new_prefix()
+        command += [backend_option(regions), *arguments.triton_option]
+        launch = Launch(tuple(command), environment, config, arguments.host, ports, regions, arguments.verbose)
         return _live(launch, stages)
 
 
@@ -124,6 +127,7 @@ def _live(launch: Launch, stages: Stages) -> int:
             if ended is None:
                 stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
             graceful = server.stop(_DRAIN_S + _FINALIZE_S if ready else _START_PATIENCE_S, interrupts)
+            remove_regions(launch.regions)
             _retire_engine(launch.config, interrupts, stages)
     if ended is not None and interrupts.count == 0:
         raise ServeError(_reason(log, ended))
@@ -190,8 +194,7 @@ def greeting(seconds: str, host: str, ports: Mapping[str, int]) -> str:
     address = f"[{address}]" if ":" in address else address
     http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
     body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
-    stream = f"stream_text('{grpc}', 'The capital of France is', max_tokens=32, temperature=0)"
-    python = f"from minisgl_client.stream import stream_text; [print(t, end='', flush=True) for t in {stream}]"
+    minisgl = shlex.quote(str(Path(sys.executable).parent / "minisgl"))  # not all who serve have it on their PATH
     return f"""
 ready after {seconds}
 
@@ -200,7 +203,8 @@ ready after {seconds}
   metrics  http://{address}:{ports["--metrics-port"]}/metrics
 
   curl -sN {http}/v2/models/{MODEL}/generate_stream -d {shlex.quote(body)}
-  {sys.executable} -c "{python}"
+  {minisgl} generate --url {grpc} --max-tokens 32 --temperature 0 'The capital of France is'
+  {minisgl} chat --url {grpc}
 """
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,6 +59,9 @@ def serving(tmp_path: Path, *arguments: str, behaviour: str = "ready") -> Iterat
             process.kill()
 
 
+GREETINGS_END = f"{Path(sys.executable).with_name('minisgl')} chat"
+
+
 def until(process: subprocess.Popen[str], beginning: str) -> list[str]:
     """Lines of stdout up to the one that begins so."""
     assert process.stdout is not None
@@ -73,7 +77,7 @@ def until(process: subprocess.Popen[str], beginning: str) -> list[str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_ready_server_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, *FAKE, "--model", "any", "--dtype", "fp32", "--set", "page_size=8") as process:
-        lines = "".join(until(process, sys.executable))
+        lines = "".join(until(process, GREETINGS_END))
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
@@ -204,7 +208,7 @@ def test_a_model_that_the_repository_names_is_not_named_again(tmp_path: Path) ->
     with (place / "minisgl" / "config.pbtxt").open("a") as file:
         file.write('parameters { key: "device" value { string_value: "fake" } }\n')
     with serving(tmp_path, "--model-repository", str(place), "--set", "page_size=8") as process:
-        until(process, sys.executable)
+        until(process, GREETINGS_END)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     given = re.search(r"settings (\{.*\})", errors)
@@ -235,12 +239,11 @@ def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeyp
 def test_the_greeting_names_addresses_that_can_be_connected_to(host: str, address: str) -> None:
     text = greeting("1.0 s", host, {"--http-port": 1, "--grpc-port": 2, "--metrics-port": 3})
     assert f"http://{address}:1/v2/models/minisgl/generate_stream" in text
-    assert f"stream_text('{address}:2'" in text
+    assert f"generate --url {address}:2" in text and f"chat --url {address}:2" in text
     assert f"http://{address}:3/metrics" in text
 
 
-def test_the_python_line_of_the_greeting_is_python() -> None:
+def test_the_greetings_commands_are_commands() -> None:
     text = greeting("1.0 s", "127.0.0.1", {"--http-port": 1, "--grpc-port": 2, "--metrics-port": 3})
-    line = re.search(r'-c "(.*)"', text)
-    assert line
-    compile(line[1], "greeting", "exec")
+    lines = [shlex.split(line) for line in text.splitlines() if "/minisgl " in line]
+    assert [build_parser().parse_args(words[1:]).command for words in lines] == ["generate", "chat"]

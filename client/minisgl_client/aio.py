@@ -1,0 +1,179 @@
+"""The client, for asyncio: as `client.py`, with `async with`, `async for` and `await`.
+
+async with AsyncClient("127.0.0.1:8001") as client:
+    async for piece in client.stream("The capital of France is", max_tokens=32):
+        print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from minisgl_client.errors import Cancelled
+from minisgl_client.pieces import Answer, Piece
+from minisgl_client.reception import CHANNEL_OPTIONS, HEADERS, METHOD, PROBE_S, SILENCE_S, Reception
+from minisgl_client.requests import Request, RequestFields, encode
+
+
+class AsyncClient:
+    """A connection to one server, for the tasks of the running loop, each with streams of its own.
+
+    The arguments are `Client`'s. Close it, or use `async with`: what is open is cancelled. One that is forgotten is
+    closed with its last reference.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = "minisgl",
+        credentials: grpc.ChannelCredentials | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        asyncio.get_running_loop()  # grpc would bind the channel to another one
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(url, CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(url, credentials, CHANNEL_OPTIONS)
+        self._model = model
+        self._infer = self._channel.unary_stream(
+            METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        self._pulse = _Pulse(service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ServerLive, silence_s)
+        self._closed = False
+
+    def stream(self, text: str | None = None, *, stream: bool = True, **fields: Unpack[RequestFields]) -> AsyncStream:
+        """Sends a request and returns its pieces as they will come. Raises RequestRefused when it is none.
+
+        stream: false asks for the whole answer in one piece.
+        """
+        return self._start(Request.of(text, stream, **fields))
+
+    async def generate(self, text: str | None = None, **fields: Unpack[RequestFields]) -> Answer:
+        """The whole answer, in one response. A cancel of this task cancels it."""
+        async with self._start(Request.of(text, False, **fields)) as stream:
+            return Answer.of([piece async for piece in stream])
+
+    async def close(self) -> None:
+        """Cancels what is open and closes the connection. May be called more than once."""
+        self._closed = True
+        await self._channel.close()
+
+    def _start(self, request: Request) -> AsyncStream:
+        message = encode(request, self._model)
+        if self._closed:
+            raise Cancelled("the client is closed")
+        call = self._infer(message, timeout=request.timeout_s, metadata=HEADERS)
+        return AsyncStream(self, call, self._pulse)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncStream(AsyncIterator[Piece]):
+    """The answer to one request. Iterating raises a ClientError when it is not to be had whole.
+
+    The request is cancelled when its reader leaves before the end: by `cancel`, at the end of `async with`, with a
+    cancel of the task that waits in `anext`, and with the last reference, which a plain `async for` drops as it ends.
+    """
+
+    def __init__(self, client: AsyncClient, call: Any, pulse: _Pulse) -> None:
+        self._client = client  # so that it is not closed before us
+        self._call = call
+        self._pulse = pulse
+        self._reception = Reception()
+
+    async def __anext__(self) -> Piece:
+        while not self._reception.over:
+            piece = await self._receive()
+            if piece is not None:
+                return piece
+        self._reception.result()
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Tells the server that nobody waits. Iterating then raises Cancelled, unless the end had come."""
+        self._reception.cancelled()
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        if not self._call.done():  # grpc's own call is held by tasks of its own until it ends
+            self._call.cancel()
+
+    async def _receive(self) -> Piece | None:
+        read = asyncio.ensure_future(self._call.read())
+        try:
+            while not (await asyncio.wait({read}, timeout=self._pulse.silence_s))[0]:
+                if not await self._pulse.beats():
+                    self._reception.silent()
+                    self._call.cancel()
+        except BaseException:  # a cancel of our task
+            self.cancel()
+            read.cancel()
+            raise
+        if read.cancelled():  # the call, by `cancel` or by the client's end; not our task
+            self._reception.cancelled()
+        elif isinstance(error := read.exception(), grpc.aio.AioRpcError):
+            self._reception.failed(error.code().name, error.details() or "")
+        elif read.result() is grpc.aio.EOF:
+            self._reception.closed()
+        else:
+            piece = self._reception.take(read.result())
+            if self._reception.over:
+                await self._drain()
+            return piece
+        return None
+
+    async def _drain(self) -> None:
+        """To the end of the call, which follows at once: then leaving after the last piece is no cancel."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._call.code()
+        except TimeoutError:
+            self._call.cancel()  # the answer is whole all the same
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class _Pulse:
+    """Whether the server lives, asked at most once per `silence_s` however many streams wait."""
+
+    def __init__(self, ask: Any, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self._ask = ask
+        self._asking = asyncio.Lock()
+        self._felt_at = -silence_s
+
+    async def beats(self) -> bool:
+        """Takes PROBE_S at most."""
+        async with self._asking:
+            if time.monotonic() - self._felt_at < self.silence_s:
+                return True
+            try:
+                code = await self._ask(service_pb2.ServerLiveRequest(), timeout=PROBE_S).code()
+            except grpc.aio.UsageError:  # the client has been closed
+                return False
+            if code is grpc.StatusCode.OK:
+                self._felt_at = time.monotonic()
+            return bool(code is grpc.StatusCode.OK)

@@ -1,0 +1,144 @@
+"""`minisgl chat`: a conversation with a running server.
+
+    prompt ─► line ─► command, or the user's turn ─► answer, streamed ─► both turns are the history
+       ▲                                              │ Ctrl-C: cancelled there; what was said is the turn
+       └──────────────────────────────────────────────┘ an error: as if the turn had not been
+
+On a terminal with a prompt and an editable line. Else each line of stdin is a turn, and the first error ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from minisgl_client.commands.asking import Show, add_options, fields_of, show_for
+from minisgl_client.errors import Cancelled, ClientError
+from minisgl_client.pieces import Piece
+
+if TYPE_CHECKING:
+    from minisgl_client.client import Client
+
+_HELP = """\
+/reset   forget the conversation
+/help    this list
+/exit    leave; so does Ctrl-D, or Ctrl-C twice
+Ctrl-C   stops an answer; what was said stays in the conversation"""
+
+_PROMPT = "> "
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `chat` to the command line."""
+    parser = commands.add_parser("chat", help="talk to a server", description=__doc__.split("\n")[0])
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
+    add_options(parser, max_tokens=512)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Talks until the end of input or /exit. Raises ClientError when it is not a person who talks."""
+    from minisgl_client.client import Client
+
+    signal.signal(signal.SIGTERM, _leave)  # at the prompt, a Ctrl-C would only give a hint
+    with Client(arguments.url, model=arguments.model) as client:
+        conversation = Conversation(client, arguments.system, fields_of(arguments), show_for(arguments))
+        if not sys.stdin.isatty():
+            for line in sys.stdin:
+                if not conversation.take(line.rstrip("\n")):
+                    break
+            return 0
+        return _talk(conversation, "" if arguments.json else _PROMPT)
+
+
+class Conversation:
+    """The history, and what a line does to it."""
+
+    def __init__(self, client: Client, system: str | None, fields: dict[str, Any], show: Show) -> None:
+        self._client = client
+        self._fields = fields
+        self._show = show
+        self._beginning = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._beginning)
+
+    def take(self, line: str) -> bool:
+        """A command or the user's turn. False when it was the last. Raises ClientError, after having shown it."""
+        if line == "/exit":
+            return False
+        if line == "/reset":
+            self._messages = list(self._beginning)
+            _note("the conversation is forgotten")
+        elif line.startswith("/"):
+            _note(_HELP if line == "/help" else f"no such command: {line.split()[0]}\n{_HELP}")
+        elif line.strip():
+            self._turn(line)
+        return True
+
+    def _turn(self, line: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": line}]
+        pieces: list[Piece] = []
+        try:
+            with self._client.stream(messages=messages, **self._fields) as stream, _on_ctrl_c(stream.cancel):
+                for piece in stream:
+                    pieces.append(piece)
+                    self._show.piece(piece)
+        except Cancelled:
+            pass  # by Ctrl-C: what was said is the turn
+        except ClientError as error:
+            self._show.error("chat", error)
+            raise
+        self._show.end(pieces)
+        if said := "".join(piece.text for piece in pieces):
+            self._messages = [*messages, {"role": "assistant", "content": said}]
+
+
+def _talk(conversation: Conversation, prompt: str) -> int:
+    """With a person. Returns the exit code."""
+    import readline  # noqa: F401  input() then has an editable line and a history
+
+    _note("/help lists the commands")
+    warned = False
+    while True:
+        try:
+            if not conversation.take(input(prompt)):
+                return 0
+        except EOFError:
+            print()
+            return 0
+        except KeyboardInterrupt:
+            print()
+            if warned:
+                return 130
+            _note("Ctrl-C again leaves; so do /exit and Ctrl-D")
+            warned = True
+            continue
+        except ClientError:
+            _note("your last message is taken back; /reset forgets the conversation")
+        warned = False
+
+
+@contextmanager
+def _on_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
+    """Acts in place of KeyboardInterrupt: nothing is torn out of gRPC's hands."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        act()
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(130)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

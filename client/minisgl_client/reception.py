@@ -1,0 +1,134 @@
+"""One answer as it comes in: Triton's responses → pieces, an end, or an error. Pure; both clients drive it.
+
+    a response ──► take ──► Piece | None
+    the end of the call ──► closed, failed ──► over ──► result() returns or raises
+
+A silent server is noticed by asking another thing of it: gRPC's own pings can not be used, since Triton closes a
+connection that pings more often than every five minutes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from minisgl_client.errors import Cancelled, ClientError, ServerFault, error_of_status, error_of_words
+from minisgl_client.pieces import Piece, Usage
+
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+HEADERS = (("triton_grpc_error", "true"),)  # errors of the model as gRPC statuses, not as words alone
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),  # nor may a name server turn them on
+    ("grpc.use_local_subchannel_pool", 1),  # a client's connection is its own, and ends with it
+)
+
+SILENCE_S = 15.0  # without a word, after which the server is asked whether it lives
+PROBE_S = 10.0  # for its answer
+
+
+class Reception:
+    """State of one answer. `over` is set once its fate is known, by the final response or by an error."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.over = False
+        self._has_reason = False  # the last piece
+        self._error: ClientError | None = None
+
+    def take(self, response: Any) -> Piece | None:
+        """A ModelStreamInferResponse. None when it has nothing for the reader."""
+        if response.error_message:
+            self._settle(error_of_words(response.error_message))
+            return None
+        try:
+            piece = _piece(response.infer_response)
+        except (ValueError, IndexError, struct.error):  # UnicodeDecodeError is a ValueError
+            self._settle(ServerFault("the server sent a response that can not be read"))
+            return None
+        if piece is not None:
+            self.begun, self._has_reason = True, piece.finish_reason is not None
+        if response.infer_response.parameters["triton_final_response"].bool_param:
+            self._settle(None if self._has_reason else ServerFault("the server ended the answer without a reason"))
+        return piece
+
+    def closed(self) -> None:
+        """The server ended the call, as it does after a final response."""
+        self._settle(ServerFault("the server ended the stream without a final response"))
+
+    def failed(self, status: str, words: str) -> None:
+        """The call ended with a gRPC status that is not OK."""
+        self._settle(error_of_status(status, words or status, begun=self.begun))
+
+    def silent(self) -> None:
+        """The server says nothing, not even whether it lives."""
+        self.failed("UNAVAILABLE", "the server has fallen silent")
+
+    def cancelled(self) -> None:
+        """Here, by who waited for it."""
+        self._settle(Cancelled())
+
+    def result(self) -> None:
+        """When over: returns when the answer is whole, else raises what ended it."""
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self, error: ClientError | None) -> None:
+        """The first end counts. The error stands before `over` does: another thread may look."""
+        if not self.over:
+            self._error = error
+            self.over = True
+
+
+def _piece(response: Any) -> Piece | None:
+    """None for the bare end of an answer whose last piece has come."""
+    tensors = {
+        tensor.name: _values(tensor.datatype, raw)
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+    if "text_output" not in tensors:
+        return None
+    reason = _first(tensors, "finish_reason")
+    ids = tensors.get("output_ids")
+    counts = tensors.get("num_output_tokens")
+    return Piece(
+        text="".join(text.decode() for text in tensors["text_output"]),
+        finish_reason=None if reason in (None, b"None") else reason.decode(),
+        output_ids=None if ids is None else tuple(ids),
+        usage=Usage(
+            input_tokens=_first(tensors, "num_input_tokens"),
+            output_tokens=None if counts is None else sum(counts),
+            cached_tokens=_first(tensors, "num_cached_tokens"),
+            ttft_ms=_first(tensors, "ttft_ms"),
+            queue_ms=_first(tensors, "queue_ms"),
+        ),
+    )
+
+
+def _first(tensors: dict[str, list[Any]], name: str) -> Any:
+    return tensors[name][0] if name in tensors else None
+
+
+def _values(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "BYTES":
+        return _strings(raw)
+    code = _CODES.get(datatype)
+    return [] if code is None else list(struct.unpack(f"<{len(raw) // 4}{code}", raw))
+
+
+_CODES = {"INT32": "i", "UINT32": "I", "FP32": "f"}
+
+
+def _strings(raw: bytes) -> list[bytes]:
+    """Each element is its length in four bytes, then itself."""
+    found, at = [], 0
+    while at < len(raw):
+        (length,) = struct.unpack_from("<I", raw, at)
+        at += 4 + length
+        if at > len(raw):
+            raise ValueError("an element is cut off")
+        found.append(raw[at - length : at])
+    return found

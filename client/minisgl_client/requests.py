@@ -1,0 +1,152 @@
+"""One request: what the caller of `Client` and `AsyncClient` writes → the protobuf message that Triton reads.
+
+Where it stands in the flow: both clients build a `Request` of their arguments and send `encode(request)`. What is wrong
+in itself (no prompt or two, text that is no Unicode, a value that JSON can not hold) is refused here, by the field's
+name; all else is the server's to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, Unpack
+
+from tritonclient.grpc import service_pb2
+
+from minisgl_client.errors import RequestRefused
+
+
+class SamplingFields(TypedDict, total=False):
+    """Sampling parameters by their names on the server; it has the defaults and the ranges. Any other name goes to the
+    server too, which refuses those it does not know.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    ignore_eos: bool
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    priority: int  # smaller runs earlier
+    deadline_ms: float | None  # the server's own limit, from the arrival of the request
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool
+
+
+class RequestFields(SamplingFields, total=False):
+    """All that a request may say beside its text."""
+
+    messages: Sequence[Mapping[str, Any]]  # a chat, for the model's template: {"role": …, "content": …} each
+    input_ids: Sequence[int]
+    timeout_s: float | None  # the whole answer must be here by then, else TimedOut
+    request_id: str  # comes back on the responses and in the server's log
+    return_output_ids: bool  # the pieces carry the ids of their tokens
+    return_usage: bool  # the pieces carry counts and times (default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Exactly one of text, messages and input_ids is there."""
+
+    text: str | None
+    messages: Sequence[Mapping[str, Any]] | None
+    input_ids: Sequence[int] | None
+    stream: bool  # pieces as they come, or one
+    timeout_s: float | None
+    request_id: str
+    return_output_ids: bool
+    return_usage: bool
+    sampling: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, text: str | None, stream: bool, **fields: Unpack[RequestFields]) -> Request:
+        """Sorts a caller's arguments. Raises RequestRefused unless there is exactly one prompt."""
+        sampling: dict[str, Any] = dict(fields)
+        request = cls(
+            text=text,
+            messages=sampling.pop("messages", None),
+            input_ids=sampling.pop("input_ids", None),
+            stream=stream,
+            timeout_s=sampling.pop("timeout_s", None),
+            request_id=sampling.pop("request_id", ""),
+            return_output_ids=sampling.pop("return_output_ids", False),
+            return_usage=sampling.pop("return_usage", True),
+            sampling=sampling,
+        )
+        prompts = (request.text, request.messages, request.input_ids)
+        if sum(prompt is not None for prompt in prompts) != 1:
+            raise RequestRefused("text, messages, input_ids: exactly one of them must be given")
+        if request.timeout_s is not None and not request.timeout_s > 0:
+            raise RequestRefused(f"timeout_s: must be more than 0, got {request.timeout_s}")
+        return request
+
+
+def encode(request: Request, model: str) -> Any:
+    """The ModelInferRequest. Raises RequestRefused, naming the field."""
+    made = service_pb2.ModelInferRequest(model_name=model, id=request.request_id)
+    made.parameters["triton_enable_empty_final_response"].bool_param = True
+    if request.text is not None:
+        _add(made, "text_input", "BYTES", _text("text", request.text))
+        if not request.stream:
+            _add(made, "exclude_input_in_output", "BOOL", b"\x01")
+    if request.messages is not None:
+        _add(made, "messages", "BYTES", _json("messages", list(request.messages)))
+    if request.input_ids is not None:
+        _add(made, "input_ids", "INT32", _ids(request.input_ids), len(request.input_ids))
+    if request.sampling:
+        _add(made, "sampling_parameters", "BYTES", _parameters(request.sampling))
+    for name in _flags(request):
+        _add(made, name, "BOOL", b"\x01")
+    return made
+
+
+def _flags(request: Request) -> list[str]:
+    flags = ["stream"] if request.stream else []
+    if request.return_output_ids:
+        flags.append("return_output_ids")
+    if request.return_usage:
+        flags += ["return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics"]
+    return flags
+
+
+def _add(request: Any, name: str, datatype: str, raw: bytes, length: int = 1) -> None:
+    request.inputs.add(name=name, datatype=datatype, shape=[length])
+    request.raw_input_contents.append(raw)
+
+
+def _text(field: str, text: str) -> bytes:
+    """A BYTES tensor of one element: its length in four bytes, then itself."""
+    try:
+        raw = text.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise RequestRefused(f"{field}: must be a string of Unicode characters ({error})") from None
+    return struct.pack("<I", len(raw)) + raw
+
+
+def _parameters(sampling: Mapping[str, Any]) -> bytes:
+    members = {name: _plain(value) for name, value in sampling.items() if value is not None}
+    for name, value in members.items():
+        _json(name, value)  # so that the one at fault is named
+    return _json("sampling_parameters", members)
+
+
+def _json(field: str, value: Any) -> bytes:
+    try:
+        return _text(field, json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestRefused(f"{field}: can not be written as JSON ({error})") from None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | range) else value
+
+
+def _ids(input_ids: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"<{len(input_ids)}i", *input_ids)
+    except struct.error as error:
+        raise RequestRefused(f"input_ids: must be integers of 32 bits ({error})") from None
