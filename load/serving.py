@@ -72,12 +72,12 @@ class Server:
 
         return eventually(idle, patience_s, lambda: f"not idle: {self.stats()}")
 
-    def pid_of(self, name: str) -> int:
-        """Of tritonserver or its Python stub."""
+    def pid_of(self, name: str, model: str = "minisgl") -> int:
+        """Of tritonserver, or of the Python stub of a model: each model has one."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            if name in child.name():
+            if name in child.name() and (name in "tritonserver" or f"/{model}/1/model.py" in " ".join(child.cmdline())):
                 return child.pid
-        raise AssertionError(f"no process {name!r} below minisgl serve")
+        raise AssertionError(f"no process {name!r} of {model!r} below minisgl serve")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ _BORDERS = (
 )
 """The best first. A part ends behind its border."""
 
+_LAST_WORD = re.compile(r"\s+\S*$")
 _UNFINISHED = "\ufffd"
 
 
@@ -105,8 +106,8 @@ class PartOrder:
 class Slices:
     """One summary, asked for in slices of some tokens: each call continues the text of those before.
 
-    A character whose bytes are cut by the end of a slice comes as U+FFFD; it is taken back, and the next slice says it
-    whole.
+    The last word of a slice is taken back, and the next slice says it anew: it may be half a word, or half a character
+    (U+FFFD), and a text that ends in the middle of one has other tokens than the model would have gone on from.
     """
 
     def __init__(self, max_tokens: int, slice_tokens: int) -> None:
@@ -139,6 +140,13 @@ class Slices:
         ):  # fewer: the context is full
             self._reason = reason
         else:
-            text = text.rstrip(_UNFINISHED) or text
+            text = _whole_words(text)
         self._text += text
         return text
+
+
+def _whole_words(text: str) -> str:
+    """Without the last word and the blank before it; never empty, or a summary would not go on."""
+    whole = text.rstrip(_UNFINISHED) or text
+    words = _LAST_WORD.sub("", whole)
+    return words if words.strip() else whole

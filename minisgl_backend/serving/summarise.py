@@ -39,7 +39,7 @@ from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import Outbox
 from minisgl_backend.serving.settings import BridgeConfig
 from minisgl_backend.serving.tensors import read_request
-from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub
+from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
 from minisgl_backend.text.values import integer, json_object
 
 NAME = "summarise"
@@ -60,9 +60,10 @@ class Settings(msgspec.Struct, frozen=True):
     parallel_parts: int = 8  # parts of all texts summarised at once; each is a request to `model`
     slice_tokens: int = 16  # of one call: an answer comes, and a cancel is heeded, every so many tokens
     max_texts: int = 64  # open at once; one more is refused
+    drain_s: int = 20  # how long an unload waits for the texts still open
 
 
-_RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096)}
+_RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096), "drain_s": (0, 3600)}
 """parallel_parts: Triton's Python backend makes the calls of a model on 32 threads, which it also sends with."""
 
 
@@ -71,7 +72,7 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
     try:
         settings = read_settings(json.loads(args["model_config"]))
     except ConfigError as error:
-        raise stub.TritonModelException(str(error)) from None
+        raise load_error(stub, error) from None
     outbox = Outbox(stub.Logger)
     summariser = Summariser(model_call(stub, settings.model), outbox.post, settings, stub.Logger)
     outbox.start(summariser.cancel)

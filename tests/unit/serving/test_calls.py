@@ -96,7 +96,7 @@ def test_the_error_of_a_call_keeps_its_message_and_where_triton_tells_it_its_sta
     code: int, kind: type[RequestError]
 ) -> None:
     stub = CallingStub(Response([], Error("top_k: must be an integer", code)))
-    with pytest.raises(kind, match="^top_k: must be an integer$"):
+    with pytest.raises(kind, match=r"^top_k: must be an integer$"):
         model_call(stub, "minisgl")("a", {})
 
 
@@ -106,5 +106,5 @@ def test_a_model_that_is_not_loaded_is_unavailable() -> None:
         "Model 'minisgl' is not ready."
     )
     stub = CallingStub(Response([], Error(words, TritonError.INTERNAL)))
-    with pytest.raises(EngineUnavailable, match="^the model 'minisgl' is not loaded"):
+    with pytest.raises(EngineUnavailable, match=r"^the model 'minisgl' is not loaded"):
         model_call(stub, "minisgl")("a", {})

@@ -91,6 +91,14 @@ def test_slices_continue_until_the_tokens_are_used_up() -> None:
     assert (slices.text, slices.reason) == (" a b c", LENGTH)
 
 
+def test_the_last_word_of_a_slice_may_be_half_a_word_so_the_next_slice_says_it_anew() -> None:
+    slices = Slices(max_tokens=12, slice_tokens=4)
+    assert slices.take(" The cat bark", 4, LENGTH) == " The cat"
+    assert slices.take(" barked.\n\n", 4, LENGTH) == " barked."
+    assert slices.text == " The cat barked."
+    assert slices.take(" It ran a", 4, LENGTH) == " It ran a", "the end: nothing will complete it"
+
+
 @pytest.mark.parametrize(("tokens", "reason"), [(4, STOP), (1, STOP), (3, LENGTH)])
 def test_an_end_token_ends_a_summary_and_so_does_a_full_context(tokens: int, reason: FinishReason) -> None:
     slices = Slices(max_tokens=100, slice_tokens=4)
@@ -100,12 +108,12 @@ def test_an_end_token_ends_a_summary_and_so_does_a_full_context(tokens: int, rea
 
 def test_a_character_cut_by_the_end_of_a_slice_is_said_whole_by_the_next() -> None:
     slices = Slices(max_tokens=12, slice_tokens=4)
-    assert slices.take(" caf\ufffd\ufffd", 4, LENGTH) == " caf"
-    assert slices.text == " caf"
-    assert slices.take("é", 4, LENGTH) == "é"
-    assert slices.take("\ufffd", 4, LENGTH) == "\ufffd", "the end: nothing will complete it"
+    assert slices.take("这是\ufffd", 4, LENGTH) == "这是"
+    assert slices.take("文\ufffd", 2, STOP) == "文\ufffd", "the end: nothing will complete it"
 
 
-def test_a_slice_of_nothing_but_broken_characters_is_kept_so_that_the_summary_goes_on() -> None:
+@pytest.mark.parametrize("text", ["\ufffd\ufffd", "  \n", " word", "word", " \ufffd"])
+def test_a_slice_always_adds_something_so_that_a_summary_goes_on(text: str) -> None:
     slices = Slices(max_tokens=100, slice_tokens=4)
-    assert slices.take("\ufffd\ufffd", 4, LENGTH) == "\ufffd\ufffd"
+    assert slices.take(text, 4, LENGTH)
+    assert slices.reason is None
