@@ -24,7 +24,7 @@ from minisgl_backend.serving.reply import Reply, Wanted
 from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.settings import bridge_config, engine_config
 from minisgl_backend.serving.tensors import read_request
-from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub
+from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
 
 CLOSE_S = 10.0
 """How long `close` waits for the answers still open. Triton unloads a model after its last answer, so there are none
@@ -74,7 +74,7 @@ class Bridge:
             config, own = engine_config(args, os.environ), bridge_config(args, os.environ)
             link = open_link(config, outbox.post, log.health, log.progress)
         except StartError as error:
-            raise stub.TritonModelException(str(error)) from None
+            raise load_error(stub, error) from None
         outbox.start(link.cancel)
         bridge = Bridge(stub, link, outbox)
         bridge.limit_drain(args, own.drain_s)

@@ -64,3 +64,13 @@ class TritonStub(Protocol):
     Logger: Any
     InferenceRequest: Any  # of BLS: a request to a model of the same server
     TRITONSERVER_RESPONSE_COMPLETE_FINAL: int
+
+
+def load_error(stub: TritonStub, reason: Exception) -> Exception:
+    """What `initialize` raises: its message goes to Triton's log and into the error of the load request.
+
+    Triton would put file and line of our code behind the message; it handles the whole as a C string, which a zero
+    byte ends.
+    """
+    error: Exception = stub.TritonModelException(f"{reason}\0")
+    return error

@@ -224,6 +224,7 @@ def test_a_start_that_fails_says_why_and_nothing_else(where: str) -> None:
         "settings": "unknown setting 'page_siz'",
     }
     assert str(raised.value).startswith(wanted[where])
+    assert str(raised.value).endswith("\0")  # else Triton puts file and line of our code behind it
 
 
 def test_the_engines_progress_and_health_are_in_tritons_log(rig: Rig) -> None:

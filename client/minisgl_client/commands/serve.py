@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import shlex
 import sys
@@ -42,7 +43,7 @@ from minisgl_client.server.shared_memory import backend_option, new_prefix, remo
 from minisgl_client.stages import Stages
 
 MODEL = "minisgl"
-_DRAIN_S = 30  # tritonserver's own limit for streams in flight after SIGTERM
+_EXIT_S = 10  # how much longer tritonserver may take for its end than the answers in flight (setting drain_s)
 _FINALIZE_S = 15  # more, for the model's finalize
 _START_PATIENCE_S = 2  # for a server that has answered nobody yet: it hears no signal while it loads a model
 _POLL_S = 0.1
@@ -78,6 +79,7 @@ class Launch:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     config: EngineConfig  # what the model will run with
+    exit_s: int  # tritonserver's own limit for its end after SIGTERM
     host: str
     ports: Mapping[str, int]  # by option
     regions: str  # prefix of its files in shared memory
@@ -100,11 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
         settings["model"] = model
     environment[SETTINGS_VARIABLE] = json.dumps(settings)
     config = engine_config(repository, settings)
+    exit_s = math.ceil(bridge_config(repository, settings).drain_s) + _EXIT_S
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
-        command = server_command(installation, Path(folder), repository, arguments.host, ports)
+        command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
         command += [backend_option(regions), *arguments.triton_option]
-        launch = Launch(tuple(command), environment, config, arguments.host, ports, regions, arguments.verbose)
+        launch = Launch(tuple(command), environment, config, exit_s, arguments.host, ports, regions, arguments.verbose)
         return _live(launch, stages)
 
 
@@ -126,7 +129,7 @@ def _live(launch: Launch, stages: Stages) -> int:
             ended = server.exit_code()
             if ended is None:
                 stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
-            graceful = server.stop(_DRAIN_S + _FINALIZE_S if ready else _START_PATIENCE_S, interrupts)
+            graceful = server.stop(launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S, interrupts)
             remove_regions(launch.regions)
             _retire_engine(launch.config, interrupts, stages)
     if ended is not None and interrupts.count == 0:
@@ -143,6 +146,7 @@ def settings_of(arguments: argparse.Namespace, repository: Path, environment: Ma
     given.update(parse_setting(text) for text in arguments.set)
     given.update({key: value for key in ("model", "dtype") if (value := getattr(arguments, key)) is not None})
     engine_config(repository, given)
+    bridge_config(repository, given)
     return given
 
 
@@ -151,12 +155,12 @@ def engine_config(repository: Path, settings: Mapping[str, Any]) -> EngineConfig
 
     Resolved by the very function that the model calls. Raises ConfigError.
     """
-    model = {
-        "model_repository": str(repository / MODEL),
-        "model_version": "1",
-        "model_config": _model_config(repository / MODEL / "config.pbtxt"),
-    }
-    return triton_settings.engine_config(model, {SETTINGS_VARIABLE: json.dumps(dict(settings))})
+    return triton_settings.engine_config(*_places(repository, settings))
+
+
+def bridge_config(repository: Path, settings: Mapping[str, Any]) -> triton_settings.BridgeConfig:
+    """As `engine_config`, for the settings of the Triton model that are not the engine's."""
+    return triton_settings.bridge_config(*_places(repository, settings))
 
 
 def prepare_model(config: EngineConfig, stages: Stages) -> str:
@@ -177,10 +181,10 @@ def prepare_model(config: EngineConfig, stages: Stages) -> str:
 
 
 def server_command(
-    installation: Installation, folder: Path, repository: Path, host: str, ports: Mapping[str, int]
+    installation: Installation, folder: Path, repository: Path, host: str, ports: Mapping[str, int], exit_s: int
 ) -> list[str]:
     """tritonserver's command line; lays the backends out in `folder` when the server is the wheel's."""
-    command = [str(installation.binary), f"--model-repository={repository}", f"--exit-timeout-secs={_DRAIN_S}"]
+    command = [str(installation.binary), f"--model-repository={repository}", f"--exit-timeout-secs={exit_s}"]
     command += [f"--{protocol}-address={host}" for protocol in ("http", "grpc", "metrics")]
     command += [f"{option}={port}" for option, port in ports.items()]
     if backends := installation.lay_out_backends(folder / "backends"):
@@ -206,6 +210,16 @@ ready after {seconds}
   {minisgl} generate --url {grpc} --max-tokens 32 --temperature 0 'The capital of France is'
   {minisgl} chat --url {grpc}
 """
+
+
+def _places(repository: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """What Triton hands to the model, and the environment in which it will run, as far as they hold settings."""
+    arguments = {
+        "model_repository": str(repository / MODEL),
+        "model_version": "1",
+        "model_config": _model_config(repository / MODEL / "config.pbtxt"),
+    }
+    return arguments, {SETTINGS_VARIABLE: json.dumps(dict(settings))}
 
 
 def _model_config(path: Path) -> str:
