@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ import tritonclient.grpc.aio as aio_grpc
 from load.serving import Server, engine_processes, eventually, is_alive, serving
 from load.streams import MODEL, Answer, ask, ask_on, inputs
 from minisgl_backend.actors.launch import find
+from minisgl_backend.messages.client import EngineState
 
 FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
 
@@ -135,6 +137,41 @@ def _is_unloaded(server: Server) -> bool:
     return all(model.get("state") == "UNAVAILABLE" for model in index if model["name"] == MODEL)
 
 
+async def test_rb_02_long_prompts_of_wide_characters_are_served_with_every_request_logged() -> None:
+    with serving("--model", "smollm2", "--verbose", options=["--log-verbose=1"], **FAKE) as it:
+        prompts = [(head + "你" * 400).encode()[:size] for head in ("a", "ab") for size in range(995, 1006)]
+        whole = [prompt.decode("utf-8", "ignore") for prompt in prompts]
+        answers = await asyncio.gather(*(ask(it.grpc, prompt, max_tokens=3) for prompt in whole))
+        assert {(answer.reason, answer.finals) for answer in answers} == {("length", 1)}
+        cut = await asyncio.gather(*(ask(it.grpc, prompt, max_tokens=3) for prompt in prompts))
+        for prompt, text, answer in zip(prompts, whole, cut, strict=True):
+            if prompt != text.encode():  # cut inside a character
+                assert "text_input: is not valid UTF-8" in str(answer.error)
+            else:
+                assert answer.reason == "length"
+    assert any("minisgl" in line for line in it.lines) and not any("你" in line for line in it.lines)
+
+
+async def test_an_engine_that_stays_down_answers_at_once_and_a_new_load_brings_it_back() -> None:
+    """A dead engine under a green health check: Triton's readiness can not be changed by a model, its answers can."""
+    explicit = ["--model-control-mode=explicit", f"--load-model={MODEL}"]
+    with serving("--model", "smollm2", options=explicit, max_restarts=0, **FAKE) as it:
+        os.kill(dict((await asyncio.to_thread(it.stats)).pids)["worker-0"], signal.SIGKILL)
+        await asyncio.to_thread(
+            eventually, lambda: it.stats().state == EngineState.FAILED, 10.0, lambda: str(it.stats())
+        )
+        for _ in range(3):
+            answer = await asyncio.wait_for(_ask_for_status(it, "the cat", max_tokens=3), 2.0)
+            assert answer.error is not None and "UNAVAILABLE" in str(answer.error.status())
+        async with httpx.AsyncClient(base_url=it.http, timeout=60) as http:
+            refused = await http.post(f"/v2/models/{MODEL}/generate", json={"text_input": "the cat"})
+            assert refused.status_code == 400 and "engine" in refused.json()["error"]
+            assert (await http.post(f"/v2/repository/models/{MODEL}/unload")).status_code == 200
+            await asyncio.to_thread(eventually, lambda: _is_unloaded(it), 20.0, lambda: "UNLOADING for ever")
+            assert (await http.post(f"/v2/repository/models/{MODEL}/load")).status_code == 200
+        assert (await ask(it.grpc, "the cat", max_tokens=3)).reason == "length"
+
+
 def small_shared_memory(size: str) -> list[str]:
     """`serving(within=…)`: a /dev/shm of this size, as a container's. Skips where users may not have such a world."""
     unshare = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
@@ -213,6 +250,21 @@ def test_rb_04_after_a_kill_the_same_ports_serve_three_hundred_requests() -> Non
             assert second.grpc == first.grpc
             for _ in range(300):
                 assert asyncio.run(ask(second.grpc, "the cat", max_tokens=10)).text == expected
+
+
+@pytest.mark.parametrize("name", ["tritonserver", "triton_python_b"])
+def test_rb_04_a_killed_server_leaves_no_shared_memory(name: str) -> None:
+    """Triton removes its files in /dev/shm when it ends well; after a kill `minisgl serve` does."""
+    with serving("--model", "smollm2", **FAKE) as it:
+        command = " ".join(psutil.Process(it.pid_of("tritonserver")).cmdline())
+        (prefix,) = re.findall(r"shm-region-prefix-name=(\S+)", command)
+        shared = Path("/dev/shm")
+        assert list(shared.glob(f"{prefix}*"))
+        os.kill(it.pid_of(name), signal.SIGKILL)
+        if name == "triton_python_b":
+            it.process.send_signal(signal.SIGTERM)
+        it.process.wait(timeout=60)
+        assert list(shared.glob(f"{prefix}*")) == []
 
 
 def test_rb_04_ctrl_c_twice_ends_the_answers_in_flight_and_leaves_nothing() -> None:
