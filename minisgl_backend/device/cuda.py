@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl_backend.device.cpu import usable_cores
+from minisgl_backend.device.machine import usable_cores
 from minisgl_backend.errors import ConfigError
 
 _SPARE_BYTES = 256 << 20  # kernels loaded later, allocator fragmentation

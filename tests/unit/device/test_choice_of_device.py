@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl_backend.device import cpu, cuda, device
+from minisgl_backend.device import cpu, cuda, device, machine
 from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.device.device import open_device, resolve_dtype
 from minisgl_backend.errors import ConfigError
@@ -48,7 +48,7 @@ def test_threads_are_those_of_the_setting_or_the_usable_cores() -> None:
     open_device("cpu", threads=3)
     assert torch.get_num_threads() == 3
     open_device("cpu")
-    assert torch.get_num_threads() == cpu.usable_cores()
+    assert torch.get_num_threads() == machine.usable_cores()
 
 
 @pytest.mark.parametrize(
