@@ -1,4 +1,4 @@
-"""Cores and memory this process may really use, containers included. Loads no torch: `minisgl doctor` tells them too."""
+"""Cores and memory this process may really use, containers included. Loads no torch: `minisgl doctor` tells them."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ def test_flags_are_read_from_cpuinfo_of_either_kind(tmp_path: Path) -> None:
     x86, arm = tmp_path / "x86", tmp_path / "arm"
     x86.write_text("model name\t: X\nflags\t\t: fpu avx512_bf16 amx_tile\n")
     arm.write_text("Features\t: fp asimd bf16\n")
-    assert "avx512_bf16" in cpu._cpu_flags(x86)
-    assert cpu._cpu_flags(arm) == {"fp", "asimd", "bf16"}
-    assert cpu._cpu_flags(tmp_path / "none") == frozenset()
+    assert "avx512_bf16" in machine._cpu_flags(x86)
+    assert machine._cpu_flags(arm) == {"fp", "asimd", "bf16"}
+    assert machine._cpu_flags(tmp_path / "none") == frozenset()
 
 
 def test_the_cpu_pool_is_the_smallest_of_need_share_and_cap(monkeypatch: pytest.MonkeyPatch) -> None:
