@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc.aio as triton
 
 from load.serving import Server, engine_processes, eventually, serving
 from load.streams import Answer, ask, ask_many_on, ask_on, connection
+from load.transports import Ask, aio_grpc
 
 MANY = 1000
 ROUNDS = 4
@@ -162,6 +164,18 @@ BAD: list[tuple[str | bytes, dict[str, Any], str]] = [
 ]
 
 
+WRONG_TENSORS: list[tuple[Ask, str]] = [
+    (Ask({}), "text_input"),
+    (Ask({"text_input": np.array([5], dtype=np.int32)}), "text_input"),
+    (Ask({"text_input": ["the cat", "the dog"]}), "text_input"),
+    (Ask({"text_input": "the cat", "input_ids": [5]}), "text_input"),
+    (Ask({"input_ids": [-1]}), "input_ids"),
+    (Ask({"messages": "hello"}), "messages"),
+    (Ask({"text_input": "the cat", "temperature": np.array([0.5], dtype=np.float32)}), "temperature"),
+    (Ask({"text_input": "the cat"}, {"stream": "maybe"}), "stream"),
+]
+
+
 @pytest.mark.parametrize("own_connections", [False, True], ids=["one connection", "own connections"])
 async def test_bad_requests_among_concurrent_good_ones_fail_alone(
     server: Server, expected: list[str], own_connections: bool
@@ -180,12 +194,16 @@ async def test_bad_requests_among_concurrent_good_ones_fail_alone(
         bad = [put(shared, text, parameters) for text, parameters, _ in BAD * 10]
         mixed = [task for pair in itertools.zip_longest(good, bad) for task in pair if task is not None]
         names = [name for pair in itertools.zip_longest(range(200), BAD * 10) for name in pair if name is not None]
+        wrong = asyncio.gather(*(aio_grpc(server.grpc, wrong_ask) for wrong_ask, _ in WRONG_TENSORS * 5))
         answers = await asyncio.gather(*mixed)
+        outcomes = await wrong
     for answer, name in zip(answers, names, strict=True):
         if isinstance(name, int):
             check(answer, expected[name % 8])
         else:
             assert answer.error is not None and name[2] in str(answer.error), (name, answer.error)
             assert answer.pieces == []
+    for outcome, (wrong_ask, field) in zip(outcomes, WRONG_TENSORS * 5, strict=True):
+        assert outcome.error is not None and field in outcome.error and outcome.responses == [], (wrong_ask, outcome)
     after = await asyncio.to_thread(server.until_idle, 10.0)
     assert (after.restarts, after.pids) == (before.restarts, before.pids)
