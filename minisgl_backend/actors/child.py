@@ -20,6 +20,7 @@ import zmq.asyncio
 
 from minisgl_backend.actors.executors.build import make_limits
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
+from minisgl_backend.actors.rundir import memory_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
@@ -63,9 +64,12 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
 
     role = f"worker-{rank}"
     inbox: WireInbox[ToWorker] = WireInbox(context, home / role, ToWorker, CAPACITY)
-    runner: StepRunner = build_runner(
-        settings.config, Path(settings.model_folder), rank, lambda line: host.put(Loading(role, line))
-    )
+
+    def say(line: str) -> None:
+        host.put(Loading(role, line))
+
+    with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
+        runner: StepRunner = build_runner(settings.config, Path(settings.model_folder), rank, say)
     try:
         runner.warm_up()
         host.put(Ready(role, os.getpid(), runner.num_pages))

@@ -23,7 +23,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,6 +107,22 @@ def locked(path: Path) -> Iterator[None]:
         if time.monotonic() > deadline:
             raise StartError(f"another process holds {path}")
         time.sleep(0.02)
+
+
+@contextmanager
+def memory_turn(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Engines of one user take their memory one after another: what a device has free is true only while nobody else
+    is about to take it. Holds the lock of the runtime folder itself; `waiting` is called when another engine has it.
+    Blocking, for as long as the other one loads.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not try_lock(folder):
+            waiting()
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def prune(run_dir: Path) -> None:

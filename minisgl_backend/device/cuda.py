@@ -71,12 +71,13 @@ class CudaDevice:
         return int(peak)
 
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
-        """What is left of the share `utilization` of the GPU after the weights, other processes and the peak.
+        """What is left of this process's own share `utilization` of the GPU after its weights and the peak, and no
+        more than is free: engines side by side add their shares up, and one that comes too late gets the rest.
 
         Not capped by useful_bytes: pages beyond it hold the prefix cache.
         """
-        held = self.total_memory_bytes() - self.free_memory_bytes()
-        return int(self.total_memory_bytes() * utilization) - held - peak_bytes - _SPARE_BYTES
+        share = int(self.total_memory_bytes() * utilization) - torch.cuda.memory_allocated(self._index)
+        return min(share, self.free_memory_bytes()) - peak_bytes - _SPARE_BYTES
 
     def _computes_bf16(self) -> bool:
         return torch.cuda.get_device_capability(self._index) >= (8, 0)

@@ -6,13 +6,14 @@ import asyncio
 import os
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from minisgl_backend.actors.internal import HolderId
 from minisgl_backend.actors.lease import Leases
-from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir, is_locked, locked, prune
+from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir, is_locked, locked, memory_turn, prune
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
 
@@ -81,6 +82,24 @@ def test_a_lock_is_seen_while_it_is_held_and_free_afterwards(tmp_path: Path) -> 
     with locked(lock):
         assert is_locked(lock)
     assert not is_locked(lock)
+
+
+def test_engines_take_their_memory_one_after_another_and_who_waits_says_so(tmp_path: Path) -> None:
+    order: list[str] = []
+    waits = threading.Event()
+
+    def second() -> None:
+        with memory_turn(tmp_path, waits.set):
+            order.append("second")
+
+    with memory_turn(tmp_path, lambda: order.append("the first waits for nobody")):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waits.wait(5.0)
+        order.append("first")
+    thread.join(5.0)
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_lease_ends_with_its_process_however_that_ends() -> None:

@@ -91,6 +91,37 @@ def test_the_cpu_pool_is_the_smallest_of_need_share_and_cap(monkeypatch: pytest.
     assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=0, useful_bytes=10 * gib) == 4 * gib
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A GPU of 100 GiB as torch tells of it, in GiB: what this process holds and what all others do."""
+    held = {"ours": 0, "theirs": 0}
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ((100 - sum(held.values())) * gib, 100 * gib))
+    for name in ("memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda index: held["ours"] * gib)
+    return held
+
+
+def gpu_pool_gib(utilization: float, peak: int = 0) -> float:
+    opened = object.__new__(cuda.CudaDevice)  # there is none to open
+    opened._index = 0
+    return opened.kv_pool_bytes(utilization=utilization, peak_bytes=peak << 30, useful_bytes=1) / (1 << 30) + 0.25
+
+
+def test_engines_side_by_side_on_a_gpu_each_get_their_own_share(gpu: dict[str, int]) -> None:
+    gpu["ours"] = 10
+    assert gpu_pool_gib(0.45, peak=5) == pytest.approx(30)
+    gpu["theirs"] = 45
+    assert gpu_pool_gib(0.45, peak=5) == pytest.approx(30), "what a neighbour holds is no part of our share"
+
+
+def test_an_engine_whose_share_is_taken_by_others_gets_what_is_left_and_never_more(gpu: dict[str, int]) -> None:
+    gpu.update(ours=5, theirs=90)
+    assert gpu_pool_gib(0.9, peak=2) == pytest.approx(3)
+    gpu.update(theirs=95)
+    assert gpu_pool_gib(0.9, peak=2) < 0, "refused by pages_in, with a sentence"
+
+
 def test_free_memory_is_positive_and_within_the_total() -> None:
     opened = CpuDevice()
     assert 0 < opened.free_memory_bytes() <= opened.total_memory_bytes()
