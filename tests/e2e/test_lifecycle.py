@@ -28,6 +28,7 @@ from load.serving import Server, engine_processes, eventually, is_alive, serving
 from load.streams import MODEL, Answer, ask, ask_on
 from minisgl_backend.actors.launch import find
 from minisgl_backend.models.locate import locate_model
+from minisgl_client.client import Client
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 DRAIN_S = 3.0
@@ -147,6 +148,31 @@ async def test_an_unload_lets_answers_finish_within_the_limit_then_ends_the_rest
     assert (await asyncio.to_thread(site.control, "load")).status_code == 200
     again = await ask(site.server.grpc, "the cat", max_tokens=3)
     assert (again.reason, again.finals, site.engine()) == ("length", 1, engine)
+
+
+async def test_a_client_that_is_open_and_idle_does_not_keep_the_model_loaded(site: Site) -> None:
+    """An open stream of gRPC would, long after its answers (docs/triton.md): our client has one per request."""
+    with Client(site.server.grpc) as client:
+        assert client.generate("the cat", max_tokens=3).text
+        assert (await asyncio.to_thread(site.control, "unload")).status_code == 200
+        await asyncio.to_thread(site.until_unloaded)
+        assert (await asyncio.to_thread(site.control, "load")).status_code == 200
+        assert client.generate("the cat", max_tokens=3).text
+
+
+async def test_a_reload_serves_from_the_new_instance_while_the_old_one_finishes_without_a_limit(site: Site) -> None:
+    config = site.repository / MODEL / "config.pbtxt"
+    old = config.read_text()
+    try:
+        (running,) = await _streams(site.server, 1, max_tokens=1500, temperature=0)  # far beyond drain_s
+        config.write_text(old + f'parameters {{ key: "drain_s" value {{ string_value: "{DRAIN_S + 1}" }} }}\n')
+        assert (await asyncio.to_thread(site.control, "load")).status_code == 200
+        assert not running.done()
+        assert (await ask(site.server.grpc, "the cat", max_tokens=3)).finals == 1
+        answer = await running
+        assert (answer.reason, answer.finals, answer.error) == ("length", 1, None)
+    finally:
+        config.write_text(old)
 
 
 def _belongings(site: Site) -> dict[str, int]:
