@@ -29,6 +29,7 @@ from minisgl_backend.serving.summarise import prompt_of
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = ROOT / "model_repository"
 DOCUMENT = (ROOT / "docs" / "neighbours.md").read_text()
+PATIENCE_S = 300  # of a client, on a machine that does much else
 FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
 
 
@@ -86,12 +87,12 @@ def parts(*lines: str) -> str:
 
 
 def post(server: Server, model: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.http}/v2/models/{model}/generate", json=body, timeout=60)
+    return httpx.post(f"{server.http}/v2/models/{model}/generate", json=body, timeout=PATIENCE_S)
 
 
 def stream(server: Server, model: str, **body: Any) -> list[dict[str, Any]]:
     url = f"{server.http}/v2/models/{model}/generate_stream"
-    with httpx.stream("POST", url, json={"stream": True, **body}, timeout=60) as response:
+    with httpx.stream("POST", url, json={"stream": True, **body}, timeout=PATIENCE_S) as response:
         return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
 
 
@@ -175,7 +176,7 @@ async def test_a_cancel_ends_every_call_that_was_made_for_it(neighbours: Server)
 def test_a_dropped_http_stream_ends_its_calls_too(neighbours: Server) -> None:
     url = f"{neighbours.http}/v2/models/summarise/generate_stream"
     body = {"text_input": "Some words. " * 40, "part_bytes": 100, "max_tokens": 4096, "stream": True}
-    with httpx.stream("POST", url, json=body, timeout=60) as response:
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
         next(response.iter_lines())
     neighbours.until_idle(5.0)
 
@@ -185,7 +186,7 @@ async def test_each_is_unloaded_and_loaded_while_the_other_serves(neighbours: Se
     unload_summarise, load_summarise, unload_minisgl, load_minisgl, index = documented_posts()
 
     async def command(path: str) -> httpx.Response:
-        answer = await asyncio.to_thread(httpx.post, neighbours.http + path, timeout=60)
+        answer = await asyncio.to_thread(httpx.post, neighbours.http + path, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         return answer
 
