@@ -129,7 +129,10 @@ def _live(launch: Launch, stages: Stages) -> int:
             ended = server.exit_code()
             if ended is None:
                 stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
-            graceful = server.stop(launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S, interrupts)
+            patience_s = launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S
+            graceful = server.stop(patience_s, interrupts, log.gave_up)
+            if log.gave_up():
+                stages.note("tritonserver could not end: a client keeps a gRPC stream open (docs/triton.md)")
             remove_regions(launch.regions)
             _retire_engine(launch.config, interrupts, stages)
     if ended is not None and interrupts.count == 0:

@@ -19,6 +19,7 @@ _HARMLESS = (
     "DCGM unable to start",
 )
 _TOLD_BY_FAILURE = ("failed to load '", "ERROR: Failed to create instance")
+_GAVE_UP = "failed to stop server:"
 _KEPT_LINES = 60
 
 
@@ -33,6 +34,7 @@ class ServerLog:
         self._tail: deque[str] = deque(maxlen=_KEPT_LINES)
         self._failures: list[str] = []
         self._showing = False
+        self._gave_up = False
 
     def take(self, line: str) -> None:
         """One line, without its end."""
@@ -49,6 +51,10 @@ class ServerLog:
         """One sentence: why the model could not be loaded. None when the log does not say."""
         return self._failures[0] if self._failures else None
 
+    def gave_up(self) -> bool:
+        """Whether the server could not end in time. It says that it exits, and then may hang."""
+        return self._gave_up
+
     def tail(self) -> list[str]:
         """The last lines, whatever was shown of them."""
         return list(self._tail)
@@ -58,6 +64,7 @@ class ServerLog:
         if failed := _FAILED_MODEL.match(text):
             reason = failed[2].split("\\n")[0].strip()
             self._failures.append(reason if failed[1] == "minisgl" else f"model {failed[1]!r}: {reason}")
+        self._gave_up |= text.startswith(_GAVE_UP)
         if text.startswith(_ENGINE) and not self._verbose:
             self._engine(text.removeprefix(_ENGINE))
             return False

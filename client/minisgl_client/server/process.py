@@ -77,24 +77,24 @@ class ServerProcess:
         """None while it runs."""
         return self._process.poll()
 
-    def stop(self, patience_s: float, interrupts: Interrupts) -> bool:
+    def stop(self, patience_s: float, interrupts: Interrupts, gave_up: Callable[[], bool]) -> bool:
         """Asks it to end, waits, then kills it and its children. True when it ended by itself and well.
 
-        A signal while waiting means: at once. The log is read to its end.
+        A signal while waiting means: at once, and so does `gave_up`. The log is read to its end.
         """
-        self._wait(patience_s, interrupts)
+        self._wait(patience_s, interrupts, gave_up)
         with contextlib.suppress(ProcessLookupError):  # also when it ended: a stub may be left in its session
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
         self._reader.join(timeout=1.0)  # bounded: whoever left the session may still hold the pipe
         return code == 0
 
-    def _wait(self, patience_s: float, interrupts: Interrupts) -> None:
+    def _wait(self, patience_s: float, interrupts: Interrupts, gave_up: Callable[[], bool]) -> None:
         """Steps of 0.05 s: a stop is rare, and what ends first (process, patience, a signal) is then plain to see."""
         if self._process.poll() is None:
             self._process.terminate()
         for _ in range(round(patience_s / 0.05)):
-            if self._process.poll() is not None or interrupts.wait(0.05):
+            if self._process.poll() is not None or gave_up() or interrupts.wait(0.05):
                 return
 
     def _read(self) -> None:

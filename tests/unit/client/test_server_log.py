@@ -73,3 +73,9 @@ def test_a_log_without_a_failure_gives_no_reason_but_its_last_lines() -> None:
     assert log.failure() is None
     assert log.tail()[-1] == "line 99"
     assert len(log.tail()) == 60
+
+
+def test_a_server_that_can_not_end_in_time_is_seen_to_give_up() -> None:
+    late = 'E1129 18:18:36.173323 8044 main.cc:535] "failed to stop server: Internal - Exit timeout expired. Exiting."'
+    assert not read(INFO, FAILED)[0].gave_up()
+    assert read(INFO, late, INFO)[0].gave_up()

@@ -41,6 +41,10 @@ class Running:
         self._first.set()
 
 
+def never() -> bool:
+    return False
+
+
 def has_ended(pid: int) -> bool:
     """No such process, or one that nobody has reaped yet."""
     try:
@@ -64,7 +68,7 @@ def await_end(pid: int) -> None:
 def test_a_server_that_obeys_is_stopped_gracefully_and_its_log_was_read() -> None:
     server = Running(GRACEFUL)
     with Interrupts() as interrupts:
-        assert server.process.stop(30, interrupts)
+        assert server.process.stop(30, interrupts, never)
     assert server.process.exit_code() == 0
     assert server.lines == ["up"]
 
@@ -72,7 +76,7 @@ def test_a_server_that_obeys_is_stopped_gracefully_and_its_log_was_read() -> Non
 def test_a_server_that_does_not_obey_is_killed_when_patience_ends() -> None:
     server = Running(STUBBORN)
     with Interrupts() as interrupts:
-        assert not server.process.stop(0.1, interrupts)
+        assert not server.process.stop(0.1, interrupts, never)
     assert server.process.exit_code() == -signal.SIGKILL
 
 
@@ -80,15 +84,22 @@ def test_a_signal_while_waiting_kills_at_once() -> None:
     server = Running(STUBBORN)
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
-        assert not server.process.stop(300, interrupts)
+        assert not server.process.stop(300, interrupts, never)
     assert interrupts.count == 1
     assert server.process.exit_code() == -signal.SIGKILL
+
+
+def test_a_server_that_gave_up_and_hangs_is_killed_at_once() -> None:
+    server = Running(STUBBORN)
+    with Interrupts() as interrupts:
+        assert not server.process.stop(300, interrupts, lambda: True)
+    assert has_ended(server.process.pid)
 
 
 def test_children_of_a_server_that_died_are_killed() -> None:
     server = Running(DIES_WITH_CHILD)
     with Interrupts() as interrupts:
-        assert not server.process.stop(30, interrupts)
+        assert not server.process.stop(30, interrupts, never)
     await_end(int(server.lines[0]))
 
 
