@@ -1,0 +1,247 @@
+"""`minisgl generate` and `minisgl chat` as programs, against a gRPC server in this process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits
+from fakes.terminal import CTRL_C, CTRL_D, terminal
+from load.serving import eventually
+
+PATIENCE_S = 60.0
+MINISGL = str(Path(sys.executable).parent / "minisgl")
+
+pytestmark = pytest.mark.slow  # each starts a Python
+
+
+def minisgl(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess[str]:
+    given = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run([MINISGL, *arguments], input=given, capture_output=True, timeout=PATIENCE_S)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def chats(server: InferenceServer) -> list[Any]:
+    return [json.loads(inputs_of(request)["messages"]) for request in server.requests]
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_generate_prints_the_answer_and_sends_what_was_asked(server: InferenceServer) -> None:
+    options = ("--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--set", "ignore_eos=true", "--set", "x=y")
+    done = minisgl("generate", "--url", server.url, *options, "Hé")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Paris é\n", "")
+    sent = inputs_of(server.requests[0])
+    assert sent["text_input"] == "Hé" and sent["stream"]
+    asked = {"max_tokens": 5, "temperature": 0, "top_k": 3, "ignore_eos": True, "x": "y"}
+    assert json.loads(sent["sampling_parameters"]) == asked
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_generate_reads_its_prompt_from_stdin(server: InferenceServer, arguments: tuple[str, ...]) -> None:
+    assert minisgl("generate", "--url", server.url, *arguments, stdin="a\n\n").returncode == 0
+    assert inputs_of(server.requests[0])["text_input"] == "a\n"
+
+
+def test_generate_takes_a_chat_and_a_whole_answer(server: InferenceServer) -> None:
+    server.script = pieces("all\n")
+    done = minisgl("generate", "--url", server.url, "--messages", "--no-stream", json.dumps([turn("user", "Hé")]))
+    assert (done.returncode, done.stdout) == (0, "all\n")
+    assert chats(server) == [[turn("user", "Hé")]]
+    assert "stream" not in inputs_of(server.requests[0])
+
+
+def test_generate_for_scripts_is_json_lines(server: InferenceServer) -> None:
+    counted = {"num_output_tokens": [2], "num_input_tokens": [5]}
+    server.script = says(
+        response(final=False, text_output=["é"], finish_reason=["None"], **counted),
+        response(final=True, text_output=["!"], finish_reason=["stop"], **counted),
+    )
+    done = minisgl("generate", "--url", server.url, "--json", "x")
+    first, second, answer = events(done.stdout)
+    assert (first["event"], first["text"], first["finish_reason"]) == ("piece", "é", None)
+    assert (second["text"], second["finish_reason"], second["usage"]["output_tokens"]) == ("!", "stop", 2)
+    assert (answer["event"], answer["text"], answer["finish_reason"]) == ("answer", "é!", "stop")
+    assert (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]) == (5, 4)
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "out", "error"),
+    [
+        (aborts(grpc.StatusCode.INVALID_ARGUMENT, "top_p:\nno"), 2, "", "top_p: no (INVALID_ARGUMENT)"),
+        (aborts(grpc.StatusCode.UNAVAILABLE, "full"), 5, "", "full (UNAVAILABLE)"),
+        (aborts(grpc.StatusCode.UNAVAILABLE, "died", "Pa"), 1, "Pa\n", "died (UNAVAILABLE)"),
+        (aborts(grpc.StatusCode.INTERNAL, "oh"), 1, "", "oh (INTERNAL)"),
+    ],
+)
+def test_an_error_is_a_line_on_stderr_and_an_exit_code(
+    server: InferenceServer, script: Any, code: int, out: str, error: str
+) -> None:
+    server.script = script
+    done = minisgl("generate", "--url", server.url, "x")
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, f"minisgl generate: {error}\n")
+
+
+def test_an_error_is_an_event_for_scripts(server: InferenceServer) -> None:
+    server.script = aborts(grpc.StatusCode.INVALID_ARGUMENT, "top_p: no")
+    done = minisgl("generate", "--url", server.url, "--json", "x")
+    expected = {"event": "error", "kind": "RequestRefused", "status": "INVALID_ARGUMENT", "message": "top_p: no"}
+    assert (done.returncode, events(done.stdout)) == (2, [expected])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "named"),
+    [
+        (("--messages", "{}"), "", 2, "messages"),
+        (("--messages", "no"), "", 2, "messages"),
+        ((), b"\xff", 2, "prompt"),
+        (("--set", "x", "y"), "", 2, "key=value"),
+        (("--timeout", "0", "y"), "", 2, "timeout_s"),
+        (("--url", "127.0.0.1:1", "y"), "", 5, "refused"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple[str, ...], stdin: str | bytes, code: int, named: str) -> None:
+    done = minisgl("generate", "--url", "127.0.0.1:1", *arguments, stdin=stdin)
+    assert done.returncode == code and named in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_timeout_ends_generate(server: InferenceServer) -> None:
+    server.script = then_waits("first")
+    assert minisgl("generate", "--url", server.url, "--timeout", "0.5", "x").returncode == 6
+    assert server.cancelled.acquire(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_generate(server: InferenceServer, number: signal.Signals) -> None:
+    server.script = then_waits("first")
+    with subprocess.Popen([MINISGL, "generate", "--url", server.url, "x"], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None and process.stdout.read(5) == "first"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (130, "")
+    assert server.cancelled.acquire(timeout=PATIENCE_S)
+
+
+def test_generate_ends_when_nobody_reads_it_any_more(server: InferenceServer) -> None:
+    def endless(request: Any, context: Any, server: InferenceServer) -> Any:
+        context.add_callback(server.cancelled.release)
+        pause = threading.Event()
+        while context.is_active() and not pause.wait(0.01):
+            yield response(final=False, text_output=["line\n"], finish_reason=["None"])
+
+    server.script = endless
+    with subprocess.Popen([MINISGL, "generate", "--url", server.url, "x"], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(timeout=PATIENCE_S)) == ("", 141)
+    assert server.cancelled.acquire(timeout=PATIENCE_S)
+
+
+# ── chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_chat_keeps_the_conversation_and_forgets_it_when_told(server: InferenceServer) -> None:
+    lines = "Hé\n\n/nonsense\n  /more\n/reset\nagain\n/exit\nnever\n"
+    done = minisgl("chat", "--url", server.url, "--system", "Be short.", stdin=lines)
+    assert (done.returncode, done.stdout) == (0, "Paris é\n" * 3)
+    assert "no such command: /nonsense" in done.stderr
+    system, first = turn("system", "Be short."), [turn("user", "Hé"), turn("assistant", "Paris é")]
+    assert chats(server) == [
+        [system, first[0]],
+        [system, *first, turn("user", "  /more")],
+        [system, turn("user", "again")],
+    ]
+    assert json.loads(inputs_of(server.requests[0])["sampling_parameters"]) == {"max_tokens": 512}
+
+
+def test_an_error_ends_a_scripted_chat_with_its_code(server: InferenceServer) -> None:
+    server.script = aborts(grpc.StatusCode.INVALID_ARGUMENT, "messages: too long")
+    done = minisgl("chat", "--url", server.url, "--json", stdin="one\ntwo\n")
+    assert (done.returncode, [event["event"] for event in events(done.stdout)]) == (2, ["error"])
+    assert done.stderr == "minisgl chat: messages: too long (INVALID_ARGUMENT)\n"
+    assert len(server.requests) == 1
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(server: InferenceServer) -> None:
+    server.script = then_waits("what", " was", " said")
+    with terminal("chat", "--url", server.url) as person:
+        person.read_until("> ")
+        person.type("tell me\n")
+        person.read_until("what was said")
+        person.type(CTRL_C)
+        person.read_until("> ")
+        assert server.cancelled.acquire(timeout=PATIENCE_S)
+        server.script = pieces("more", "")
+        person.type("go on\n")
+        person.read_until("more\r\n> ")
+        person.type(CTRL_D)
+        assert person.end() == 0
+    said = [turn("user", "tell me"), turn("assistant", "what was said")]
+    assert chats(server)[1] == [*said, turn("user", "go on")]
+
+
+def test_ctrl_c_before_the_first_word_takes_the_message_back(server: InferenceServer) -> None:
+    server.script = then_waits()
+    with terminal("chat", "--url", server.url) as person:
+        person.read_until("> ")
+        person.type("tell me\n")
+        eventually(lambda: server.requests, PATIENCE_S, lambda: "no request")
+        person.type(CTRL_C)
+        person.read_until("> ")
+        assert server.cancelled.acquire(timeout=PATIENCE_S)
+        server.script = pieces("yes")
+        person.type("well?\n")
+        person.read_until("yes\r\n> ")
+        person.type("/exit\n")
+        assert person.end() == 0
+    assert chats(server)[1] == [turn("user", "well?")]
+
+
+def test_ctrl_c_at_the_prompt_hints_and_the_second_one_leaves(server: InferenceServer) -> None:
+    with terminal("chat", "--url", server.url) as person:
+        person.read_until("> ")
+        person.type("half a thou" + CTRL_C)
+        person.read_until("Ctrl-C again leaves")
+        person.read_until("> ")
+        person.type("Hé\n")  # then the count begins anew
+        person.read_until("Paris é\r\n> ")
+        person.type(CTRL_C)
+        person.read_until("Ctrl-C again leaves")
+        person.read_until("> ")
+        person.type(CTRL_C)
+        assert person.end() == 130
+    assert chats(server) == [[turn("user", "Hé")]]
+
+
+def test_a_person_may_try_again_after_an_error(server: InferenceServer) -> None:
+    server.script = aborts(grpc.StatusCode.UNAVAILABLE, "the engine died", "Pa")
+    with terminal("chat", "--url", server.url) as person:
+        person.read_until("> ")
+        person.type("one\n")
+        person.read_until("Pa\r\nminisgl chat: the engine died (UNAVAILABLE)\r\n")
+        person.read_until("> ")
+        server.script = pieces("yes")
+        person.type("/help\n")
+        person.read_until("/reset")
+        person.read_until("> ")
+        person.type("two\n")
+        person.read_until("yes\r\n> ")
+        person.process.send_signal(signal.SIGTERM)
+        assert person.end() == 130
+    assert chats(server)[1] == [turn("user", "two")]
