@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
@@ -159,12 +160,33 @@ def test_a_bad_request_is_refused_by_name(neighbours: Server, body: dict[str, An
     assert answer.status_code == 400 and names in answer.json()["error"], answer.text
 
 
+def test_thousands_of_calls_from_eight_threads_leave_the_stub_as_it_was(neighbours: Server) -> None:
+    """Streamed calls in this number end in a memory fault or a standstill of the stub (docs/neighbours.md)."""
+    stub = psutil.Process(neighbours.pid_of("triton_python_b", "summarise"))
+    text = parts(*(f"part {number}" for number in range(1500)))
+
+    def summarise() -> str:
+        return str(post(neighbours, "summarise", text_input=text, part_bytes=66, max_tokens=1).json()["text_output"])
+
+    first = summarise()
+    assert first.count(BETWEEN) > 1000, "one word a part, a few of them blanks"
+    before, threads = stub.memory_info().rss, stub.num_threads()
+    assert summarise() == first
+    assert stub.memory_info().rss - before < 8 << 20
+    assert stub.num_threads() == threads
+    neighbours.until_idle(5.0)
+
+
+def until_open(server: Server, count: int) -> None:
+    eventually(lambda: server.stats().open_requests >= count, 10.0, lambda: f"not {count} open: {server.stats()}")
+
+
 async def test_a_cancel_ends_every_call_that_was_made_for_it(neighbours: Server) -> None:
     text = "Some words of a long text. " * 40
     async with triton.InferenceServerClient(neighbours.grpc) as client:
         pieces = summaries(client, "summarise", text, part_bytes=100, max_tokens=4096, ignore_eos=True)
         await anext(pieces)
-        assert (await asyncio.to_thread(neighbours.stats)).open_requests > 1
+        await asyncio.to_thread(until_open, neighbours, 4)
         await pieces.aclose()
     await asyncio.to_thread(neighbours.until_idle, 5.0)
     before = await asyncio.to_thread(neighbours.stats)
