@@ -77,7 +77,7 @@ REFUSED = [
     refused("messages: ", {"messages": b'[{"role": "user", "content": "\xff"}]'}, doors=GRPC),
     refused("messages: ", {"messages": "[" * 100_000}),
     refused("messages: holds", chat('"' + "w" * CONTEXT + '"')),
-    refused("messages: holds", chat('"' + "w" * 1_000_000 + '"')),
+    refused("messages: make a text of", chat('"' + "w" * 1_000_000 + '"')),
     unsupported("tools", {"messages": CHAT, "tools": '[{"type": "function", "function": {"name": "f"}}]'}),
     unsupported("tools", {"tools": "[1]"}),
     unsupported("chat_template", {"messages": CHAT}, chat_template="{{ messages }}"),
