@@ -58,9 +58,7 @@ class _StartingGroup:
         """Whether the host, still waiting, has read everything up to this line of a child."""
         self.tell(Loading("worker-1", line))
         saying = asyncio.ensure_future(self.said.get())
-        done, _ = await asyncio.wait(
-            {saying, self.started}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait({saying, self.started}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         saying.cancel()
         return self.started not in done and saying in done and saying.result() == line
 
