@@ -79,7 +79,7 @@ def test_a_look_at_nobody_late_reads_one_entry() -> None:
     deadlines = Deadlines()
     for number in range(1000):
         deadlines.add(SequenceId(number), 10.0 + number)
-    deadlines._heap = Counted(deadlines._heap)
+    deadlines._heap._heap = Counted(deadlines._heap._heap)
     assert deadlines.expired(5.0) == []
     assert Counted.reads == 1
 
