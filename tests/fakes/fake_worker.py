@@ -74,6 +74,7 @@ class _Slot:
 
     tokens: list[int]
     sampling: Sampling
+    given: int = 0  # tokens that came with the admission
     table: list[int] = field(default_factory=list)
     planned: int = 0  # tokens whose K/V the rows submitted up to now write or share
     known: int = 0  # tokens, those included that submitted rows will sample
@@ -109,7 +110,7 @@ class FakeWorker:
         self._unapplied: dict[int, _Named] = {}
         self._shared: set[int] = set()  # pages that a slot has read without writing them, until handed out anew
         self._submitted = 0
-        self.computed_tokens = 0  # by all rows submitted: what sharing saves is missing here
+        self.prefill_tokens = 0  # of what came with admissions, computed by all rows submitted: without what was shared
 
     def submit(self, plan: BatchPlan) -> None:
         """Checks a plan against everything the contract says, and queues it."""
@@ -120,7 +121,7 @@ class FakeWorker:
             for step, named in self._unapplied.items():
                 assert admission.slot not in named.slots, f"slot {admission.slot} handed out, step {step} names it"
             tokens = list(unpack_tokens(admission.prompt))
-            self._slots[admission.slot] = _Slot(tokens, admission.sampling, known=len(tokens))
+            self._slots[admission.slot] = _Slot(tokens, admission.sampling, len(tokens), known=len(tokens))
         starts = dict(zip(plan.row_slots, plan.row_starts, strict=True))
         shared: set[int] = set()
         for grant in plan.grants:
@@ -128,7 +129,6 @@ class FakeWorker:
             self._slots[grant.slot].table.extend(grant.pages)
         self._check_rows(plan)
         self._shared |= shared  # from the next step on: in this one their owner may still write them
-        self.computed_tokens += sum(plan.row_lengths)
         self._unapplied[plan.step] = _Named(
             set(plan.row_slots), {page for slot in plan.row_slots for page in self._slots[slot].table}
         )
@@ -197,6 +197,7 @@ class FakeWorker:
             for page in slot.table[start // self._page_size : -(-end // self._page_size)]:
                 assert page not in self._shared, f"slot {number} writes page {page}, which somebody shares"
                 assert written.setdefault(page, number) == number, f"two slots write page {page} in one step"
+            self.prefill_tokens += max(0, min(end, slot.given) - start)
             slot.planned = end
             slot.known += samples
 

@@ -10,15 +10,19 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from fakes.fake_worker import FakeWorker, solo_run
 from minisgl_backend.messages.engine import EndReason, Gauges, Progress, Sequence
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.messages.sampling import GREEDY, Sampling
-from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
+from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.scheduler import Scheduler
+
+CUT_SHORT = (EndReason.ABORT, EndReason.DEADLINE)
+"""Ends that may come at any time; after the others a sequence has had all that was due."""
 
 
 @dataclass
@@ -30,15 +34,26 @@ class Life:
     reason: EndReason
     tokens: list[int] = field(default_factory=list)
     ended: EndReason | None = None
+    cached_tokens: int | None = None  # told with its first token
+    steps_waited: int = 0  # steps that were planned between its arrival and its first row
+    had_a_row: bool = False
+
+    @property
+    def most_steps(self) -> int:
+        """Tokens it can bring or compute: no more steps than these are its own, in one life without retraction."""
+        return count_tokens(self.sequence.prompt) + len(self.expected)
 
 
 class SchedulerBench:
-    """Every method checks what must always hold; `life` tells what a sequence was told so far."""
+    """Every method checks what must always hold; `life` tells what a sequence was told so far.
 
-    def __init__(self, limits: Limits, *, depth: int = 0, early_uploads: bool = False) -> None:
+    `now` is the time that the scheduler is told; a test moves it. `settings` go to the scheduler as they are.
+    """
+
+    def __init__(self, limits: Limits, *, depth: int = 0, early_uploads: bool = False, **settings: Any) -> None:
         self.limits = limits
         self.depth = depth
-        self.scheduler = Scheduler(limits, depth)
+        self.scheduler = Scheduler(limits, depth, **settings)
         self.worker = FakeWorker(
             page_size=limits.page_size,
             num_pages=limits.num_pages,
@@ -46,7 +61,10 @@ class SchedulerBench:
             token_budget=limits.token_budget,
             early_uploads=early_uploads,
         )
+        self.now = 0.0
         self.lives: dict[SequenceId, Life] = {}  # by arrival
+        self.steps = 0  # planned
+        self.most_running = 0  # at any time
         self.sound = True  # False once a check has failed: what follows then says nothing
         self._in_flight: list[int] = []
         self._missed: tuple[SequenceId | None, int] = (None, 0)  # the oldest live sequence, plans without a row for it
@@ -58,10 +76,15 @@ class SchedulerBench:
         *,
         stop_token_ids: tuple[int, ...] = (),
         sampling: Sampling = GREEDY,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        cache_salt: bytes = b"",
     ) -> SequenceId:
         """A new sequence; its id."""
         id = SequenceId(len(self.lives) + 1)
-        sequence = Sequence(id, pack_tokens(prompt), sampling, max_new_tokens, stop_token_ids)
+        sequence = Sequence(
+            id, pack_tokens(prompt), sampling, max_new_tokens, stop_token_ids, priority, deadline_s, cache_salt
+        )
         limits = self.limits
         room = min(
             max_new_tokens, limits.context_tokens - len(prompt), limits.num_pages * limits.page_size - len(prompt) + 1
@@ -69,9 +92,11 @@ class SchedulerBench:
         expected, reason = solo_run(prompt, sampling, room, stop_token_ids) if room >= 1 else ([], "length")
         self.lives[id] = Life(sequence, expected, EndReason(reason))
         with self._checks():
-            self._take(self.scheduler.add(sequence, 0.0))
-            ended = self.lives[id].ended is not None
-            assert ended == (room < 1), "only a prompt that leaves no room for a token ends at once"
+            self._take(self.scheduler.add(sequence, self.now))
+            ended = self.lives[id].ended
+            late = deadline_s is not None and deadline_s <= self.now
+            assert ended is None or room < 1 or late, f"only a prompt without room for a token ends at once, not {id}"
+            assert room >= 1 or ended is not None, "a prompt that leaves no room for a token was queued"
         return id
 
     def abort(self, id: SequenceId) -> None:
@@ -87,7 +112,7 @@ class SchedulerBench:
         """Plans a step and submits it."""
         with self._checks():
             oldest = next((life for life in self.lives.values() if life.ended is None), None)
-            plan = self.scheduler.plan(0.0)
+            plan = self.scheduler.plan(self.now)
             self.scheduler.check_integrity()
             if plan is None:
                 assert self._in_flight or oldest is None, "nothing runs, nothing is planned, and sequences wait"
@@ -96,6 +121,7 @@ class SchedulerBench:
             self._in_flight.append(plan.step)
             self.worker.submit(plan)
             self._check_oldest(oldest, plan)
+            self._count(plan)
             return plan
 
     def apply(self) -> Progress:
@@ -116,19 +142,19 @@ class SchedulerBench:
         return self.apply()
 
     def finish(self) -> None:
-        """Runs until every sequence has ended and every step is applied; then everything must be free."""
-        tokens = sum(len(life.sequence.prompt) // 4 + len(life.expected) for life in self.lives.values())
-        bound = 2 * tokens + 3  # a plan and an apply for each token, at worst
-        for _ in range(bound):
-            if self.plan() is None:
-                if not self._in_flight:
-                    break
+        """Runs until every sequence has ended and every step is applied; then everything must be free or cached.
+
+        The bound is a proof that nobody waits for ever: the oldest has a row at least every second step, and an
+        oldest one is never retracted, so it ends within twice its tokens; then the next one is the oldest.
+        """
+        bound = 2 * sum(life.most_steps + 2 for life in self.lives.values() if life.ended is None) + 3
+        start = self.steps
+        while (plan := self.plan()) is not None or self._in_flight:
+            if plan is None:
                 self.apply()
-        assert not self.scheduler.has_work and not self.scheduler.in_flight, f"still at work after {bound} steps"
-        limits, gauges = self.limits, self.scheduler.gauges()
-        assert gauges == Gauges(
-            0, 0, limits.max_running, limits.max_running, limits.num_pages, limits.num_pages, gauges.steps
-        ), f"not everything came back: {gauges}"
+            assert self.steps - start <= bound, f"still at work after {bound} steps"
+        assert not self.scheduler.has_work and not self.scheduler.in_flight
+        self._check_all_came_back()
         for id in self.lives:
             self._check_told(id)
 
@@ -145,21 +171,46 @@ class SchedulerBench:
         """Nobody starves: the oldest sequence has a row at least every second step."""
         assert oldest is not None, "a step was planned for sequences that have all ended"
         id = oldest.sequence.id
+        if oldest.ended is not None:
+            return
         slot = self.scheduler._live[id].slot
         missed = 0 if slot in plan.row_slots else 1 + (self._missed[1] if self._missed[0] == id else 0)
         self._missed = (id, missed)
         assert missed < 2, f"sequence {id}, the oldest, had no row in two steps"
+
+    def _count(self, plan: BatchPlan) -> None:
+        """Who has waited how long, and how many run."""
+        self.steps += 1
+        self.most_running = max(self.most_running, self.scheduler.gauges().running)
+        rows = set(plan.row_slots)
+        for id, state in self.scheduler._live.items():
+            life = self.lives[id]
+            life.had_a_row |= state.slot in rows
+            life.steps_waited += not life.had_a_row
+
+    def _check_all_came_back(self) -> None:
+        limits, gauges = self.limits, self.scheduler.gauges()
+        assert gauges == Gauges(
+            0, 0, limits.max_running, limits.max_running, limits.num_pages, limits.num_pages, gauges.steps
+        ), f"not everything came back: {gauges}"
 
     def _take(self, progress: Progress) -> None:
         assert len(progress.sequence_ids) == len(progress.tokens)
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             assert self.lives[id].ended is None, f"a token for sequence {id} after its end"
             self.lives[id].tokens.append(token)
+        for started in progress.started:
+            life = self.lives[started.id]
+            assert life.cached_tokens is None, f"sequence {started.id} started twice"
+            assert started.id in progress.sequence_ids and len(life.tokens) == 1, "told with the first token"
+            assert 0 <= started.cached_tokens < count_tokens(life.sequence.prompt), f"{started.cached_tokens} cached"
+            life.cached_tokens = started.cached_tokens
         for ended in progress.ended:
             assert self.lives[ended.id].ended is None, f"sequence {ended.id} ended twice"
             self.lives[ended.id].ended = ended.reason
             self._check_told(ended.id)
         for id in progress.sequence_ids:
+            assert self.lives[id].cached_tokens is not None, f"sequence {id} has a token, but never started"
             self._check_told(id)
         self.scheduler.check_integrity()
 
@@ -168,5 +219,8 @@ class SchedulerBench:
         life = self.lives[id]
         told = f"sequence {id} (prompt {unpack_tokens(life.sequence.prompt).tolist()})"
         assert life.tokens == life.expected[: len(life.tokens)], f"{told}: {life.tokens}, alone {life.expected}"
-        if life.ended not in (None, EndReason.ABORT):
+        if life.ended is EndReason.DEADLINE:
+            deadline_s = life.sequence.deadline_s
+            assert deadline_s is not None and deadline_s <= self.now, f"{told} ended too early, at {self.now}"
+        if life.ended is not None and life.ended not in CUT_SHORT:
             assert (life.tokens, life.ended) == (life.expected, life.reason), f"{told} ended as {life.ended}"
