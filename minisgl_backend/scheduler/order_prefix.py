@@ -73,11 +73,15 @@ class LongestPrefix:
         for beside in (range(middle - 1, max(-1, middle - 1 - _LOOKS), -1), range(middle, min(end, middle + _LOOKS))):
             for index in beside:
                 other = self._list[index]
-                shared = min(pages, self._list.shared_pages(place, other), self._states[other.id].limit_pages)
-                found, evictions = self._found[other.id]
-                if shared < 1 or (found >= shared and evictions == self._tree.counts.evicted_pages):
+                shared = min(pages, self._list.shared_pages(place, other))
+                if shared < 1:
                     break
-                self._look_up(other)
+                usable = min(shared, self._states[other.id].limit_pages)
+                found, evictions = self._found[other.id]
+                if found < usable or evictions != self._tree.counts.evicted_pages:
+                    self._look_up(other)
+                elif usable == shared:
+                    break
 
     def _look_up(self, place: Place) -> int:
         state = self._states[place.id]
