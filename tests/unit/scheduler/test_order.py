@@ -11,7 +11,7 @@ import pytest
 from minisgl_backend.cache.radix import RadixCache
 from minisgl_backend.messages.ids import SequenceId, StepId
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens
-from minisgl_backend.scheduler.order import FAIR_EVERY, Fair, Order, Policy, make_order
+from minisgl_backend.scheduler.order import FAIR_EVERY, Order, Policy, make_order
 from minisgl_backend.scheduler.order_prefix import LongestPrefix, WeightedSubtrees
 from minisgl_backend.scheduler.prefix_list import Place, PrefixList, shared_bytes
 
@@ -189,14 +189,12 @@ def test_lpm_looks_at_few_however_many_wait() -> None:
 
 def test_dfs_weight_keeps_subtrees_together_and_takes_the_heaviest_first() -> None:
     bench = Bench("dfs-weight")
+    bench.order = WeightedSubtrees(bench.tree)  # without the oldest's turns
     tenants = {1: 6, 2: 9, 3: 3}
     queue = [tenant for tenant, number in tenants.items() for _ in range(number)]
     random.Random(1).shuffle(queue)
     tenant_of = {bench.add([tenant, tenant, number % 3, 0, number]).id: tenant for number, tenant in enumerate(queue)}
-    order = make_order("dfs-weight", bench.tree)
-    assert isinstance(order, Fair)
-    bench.order = order._order  # alone, without the oldest's turns
-    assert [tenant_of[id] for id in bench.admit_all()] == [2] * 9 + [1] * 6 + [3] * 3 if len(bench.order) else True
+    assert [tenant_of[id] for id in bench.admit_all()] == [2] * 9 + [1] * 6 + [3] * 3
 
 
 def test_dfs_weight_finishes_the_innermost_subtree_before_it_climbs() -> None:
