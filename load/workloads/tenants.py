@@ -70,11 +70,11 @@ def generate(shape: Shape, seed: int) -> list[Request]:
 
 def _tenant_prefixes(shape: Shape, chance: random.Random) -> list[tuple[int, ...]]:
     """What a tenant's questions are put behind: one prefix per variant of a task."""
-    system = _tokens(shape.system, chance)
+    system = draw_tokens(shape.system, chance)
     prefixes = []
     for _ in range(shape.tasks):
-        task = system + _tokens(shape.examples, chance)
-        prefixes += [task + _tokens(shape.more_examples, chance) for _ in range(shape.variants)]
+        task = system + draw_tokens(shape.examples, chance)
+        prefixes += [task + draw_tokens(shape.more_examples, chance) for _ in range(shape.variants)]
     return prefixes
 
 
@@ -86,7 +86,7 @@ def _conversation(
     arrival_s = chance.uniform(0.0, shape.arrivals_s)
     prompt = prefix
     for turn in range(chance.randint(*shape.turns)):
-        prompt += _tokens(shape.question, chance)
+        prompt += draw_tokens(shape.question, chance)
         answer = scripted_answer(chance.randint(*shape.answer), shape.max_new_tokens, chance)
         after = turn - 1 if turn else None
         turns.append(Request(turn, tenant, after, arrival_s, prompt, answer, shape.max_new_tokens, priority))
@@ -111,9 +111,10 @@ def _numbered(requests: list[Request]) -> list[Request]:
 
 def scripted_answer(length: int, max_new_tokens: int, chance: random.Random) -> tuple[int, ...]:
     """`length` tokens, the last of them STOP_TOKEN unless they are all that may come."""
-    tokens = _tokens((length, length), chance)
+    tokens = draw_tokens((length, length), chance)
     return tokens if length == max_new_tokens else (*tokens[:-1], STOP_TOKEN)
 
 
-def _tokens(lengths: TokenRange, chance: random.Random) -> tuple[int, ...]:
+def draw_tokens(lengths: TokenRange, chance: random.Random) -> tuple[int, ...]:
+    """As many tokens as `lengths` allows, none of them STOP_TOKEN."""
     return tuple(chance.choices(range(_FIRST_TOKEN, _VOCABULARY), k=chance.randint(*lengths)))

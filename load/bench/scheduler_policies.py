@@ -1,0 +1,90 @@
+"""What an order of admission saves, and what retraction is worth: whole workloads on a simulated device.
+
+Where it stands in the flow: one part of `load/bench/scheduler.py`. Nothing here depends on the speed of this machine:
+the clock is the device's (`simulated.Price`), and the counts are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from load.bench.simulated import Outcome, Price, simulate
+from load.workloads import independent, tenants
+from minisgl_backend.scheduler.limits import Limits
+from minisgl_backend.scheduler.order import Policy
+from minisgl_backend.scheduler.scheduler import Scheduler
+
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+Reserve = Literal["full", "learned"]
+
+_PAGE = 16
+TENANTS_POOL_TOKENS = 24_576  # about what the running need and a few tenants' prefixes beside it
+RETRACTION_POOL_TOKENS = 4096
+
+
+def run_policy(policy: Policy, requests: list[tenants.Request], pool_tokens: int = TENANTS_POOL_TOKENS) -> Outcome:
+    """The multi-tenant workload under one order."""
+    limits = Limits(
+        max_running=32,
+        token_budget=1024,
+        page_size=_PAGE,
+        num_pages=pool_tokens // _PAGE,
+        context_tokens=4096,
+        policy=policy,
+    )
+    return simulate(Scheduler(limits), requests, Price())
+
+
+def policy_rows(shape: tenants.Shape, seed: int) -> list[dict[str, float | str]]:
+    """One row per policy, on the same workload."""
+    requests = tenants.generate(shape, seed)
+    rows: list[dict[str, float | str]] = []
+    for policy in POLICIES:
+        outcome = run_policy(policy, requests)
+        late = outcome.ttft_s()
+        urgent = outcome.ttft_s(priority=0)
+        rows.append(
+            {
+                "policy": policy,
+                "prefill_tokens": outcome.prompt_tokens,
+                "offered_tokens": outcome.offered_tokens,
+                "saved": round(1.0 - outcome.prompt_tokens / outcome.offered_tokens, 3),
+                "seconds": round(outcome.seconds, 2),
+                "ttft_median_s": round(outcome.median_ttft_s, 3),
+                "ttft_longest_s": round(late[-1], 3),
+                "urgent_ttft_median_s": round(urgent[len(urgent) // 2], 3),
+            }
+        )
+    return rows
+
+
+def run_reserve(reserve: Reserve, requests: int, seed: int = 0) -> Outcome:
+    """Prompts of 128, up to 512 new tokens of which 1 … 512 come, in 4,096 tokens of K/V, all there at once."""
+    limits = Limits(
+        max_running=32,
+        token_budget=512,
+        page_size=_PAGE,
+        num_pages=RETRACTION_POOL_TOKENS // _PAGE,
+        context_tokens=1024,
+        reserve=reserve,
+    )
+    return simulate(Scheduler(limits), independent.generate(requests, 128, 512, (1, 512), seed), Price())
+
+
+def reserve_rows(requests: int) -> list[dict[str, float | str]]:
+    """The worst case reserved, and room learned, on the same requests."""
+    rows: list[dict[str, float | str]] = []
+    for reserve in get_args(Reserve):
+        outcome = run_reserve(reserve, requests)
+        computed_again = outcome.prompt_tokens - outcome.offered_tokens
+        rows.append(
+            {
+                "reserve": reserve,
+                "mean_running": round(outcome.mean_running, 2),
+                "output_tokens_per_s": round(outcome.output_tokens / outcome.seconds, 1),
+                "steps": outcome.steps,
+                "computed_again_tokens": computed_again,
+                "ttft_median_s": round(outcome.median_ttft_s, 3),
+            }
+        )
+    return rows
