@@ -107,6 +107,7 @@ class FakeWorker:
         self._slots: dict[int, _Slot] = {}  # as the next submitted plan will find them
         self._uploaded: dict[int, _Slot] = {}  # as the rows that run now see them
         self._queue: list[BatchPlan] = []
+        self._broken: set[int] = set()  # slots whose state a failed step has spoilt, until they are admitted anew
         self._unapplied: dict[int, _Named] = {}
         self._shared: set[int] = set()  # pages that a slot has read without writing them, until handed out anew
         self._submitted = 0
@@ -141,6 +142,8 @@ class FakeWorker:
         plan = self._queue.pop(0)
         if not self._early_uploads:
             self._upload(plan)
+        if self._broken & set(plan.row_slots):
+            return StepResult(plan.step, (), "a step before it failed")
         rows = [
             (self._uploaded[slot], start, length)
             for slot, start, length in zip(plan.row_slots, plan.row_starts, plan.row_lengths, strict=True)
@@ -156,6 +159,24 @@ class FakeWorker:
                 slot.tokens.append(max(token, 0))
                 tokens.append(token)
         return StepResult(plan.step, tuple(tokens))
+
+    def fail(self) -> StepResult:
+        """Fails the oldest submitted plan in the worst way: what it should have written is nonsense."""
+        plan = self._queue.pop(0)
+        if not self._early_uploads:
+            self._upload(plan)
+        for number, start, length in zip(plan.row_slots, plan.row_starts, plan.row_lengths, strict=True):
+            for position in range(start, start + length):
+                for layer in range(2):
+                    self._write(layer, self._uploaded[number], position, _fold(plan.step, position))
+        later = {admission.slot for queued in self._queue for admission in queued.admissions}
+        self._broken |= set(self._uploaded) - later
+        self._slots.clear()  # whoever goes on must be admitted anew
+        return StepResult(plan.step, (), "out of memory")
+
+    def table(self, slot: int) -> list[int]:
+        """The page table of a slot, with the grants of all submitted plans."""
+        return self._slots[slot].table
 
     def applied(self, step: int) -> None:
         """The scheduler has applied the result of `step`."""
@@ -207,6 +228,7 @@ class FakeWorker:
 
     def _upload(self, plan: BatchPlan) -> None:
         for admission in plan.admissions:
+            self._broken.discard(admission.slot)
             self._uploaded[admission.slot] = _Slot(list(unpack_tokens(admission.prompt)), admission.sampling)
         for grant in plan.grants:
             self._uploaded[grant.slot].table.extend(grant.pages)
