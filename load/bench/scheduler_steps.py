@@ -137,7 +137,7 @@ class _Driver:
             return None
         result = StepResult(plan.step, (_TOKEN,) * sum(plan.row_samples))
         run = time.thread_time_ns()
-        progress = self.scheduler.apply(result)
+        progress = self.scheduler.apply(result, 0.0)
         applied = time.thread_time_ns()
         self._encode(plan, progress)
         self.costs.plan.append((planned - begin) / 1e6)

@@ -157,7 +157,7 @@ class _Run:
             self.running.append(self.scheduler.gauges().running)
             result, seconds = self.device.run(plan)
             self.now += seconds
-            self._take(self.scheduler.apply(result))
+            self._take(self.scheduler.apply(result, self.now))
 
     def _take(self, progress: Progress) -> None:
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
