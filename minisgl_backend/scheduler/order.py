@@ -21,7 +21,7 @@ from minisgl_backend.cache.radix import RadixCache
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.scheduler.lazy_heap import LazyHeap
 from minisgl_backend.scheduler.order_prefix import LongestPrefix, WeightedSubtrees
-from minisgl_backend.scheduler.waiting import Waiting
+from minisgl_backend.scheduler.sequence import SequenceState
 
 Policy = Literal["fcfs", "lpm", "dfs-weight", "priority"]
 
@@ -30,21 +30,24 @@ FAIR_EVERY = 8
 
 
 class Order(Protocol):
-    """The waiting sequences. A sequence that is retracted comes back with its old arrival, and so in its old place."""
+    """The waiting sequences. A sequence that is retracted comes back with its old arrival, and so in its old place.
 
-    def push(self, state: Waiting) -> None:
+    Of a sequence are read id, arrival, priority, namespace, tokens and limit_pages, which stay while it waits.
+    """
+
+    def push(self, state: SequenceState) -> None:
         """Enters a sequence; it waits from now on."""
 
-    def first(self) -> Waiting | None:
+    def first(self) -> SequenceState | None:
         """Who is to be admitted next; None when nobody waits."""
 
-    def take(self, state: Waiting) -> None:
+    def take(self, state: SequenceState) -> None:
         """`state`, the first, is admitted."""
 
-    def remove(self, state: Waiting) -> None:
+    def remove(self, state: SequenceState) -> None:
         """`state` waits no more and was not admitted."""
 
-    def cached(self, state: Waiting, pages: int) -> None:
+    def cached(self, state: SequenceState, pages: int) -> None:
         """The first `pages` pages of tokens of `state`, which runs, are in the prefix cache from now on."""
 
     def __len__(self) -> int: ...
@@ -62,12 +65,12 @@ def make_order(policy: Policy, tree: RadixCache) -> Order:
     return Fair(LongestPrefix(tree) if policy == "lpm" else WeightedSubtrees(tree))
 
 
-def by_arrival(state: Waiting) -> tuple[int, int]:
+def by_arrival(state: SequenceState) -> tuple[int, int]:
     """The key of `fcfs`."""
     return state.arrival, 0
 
 
-def by_priority(state: Waiting) -> tuple[int, int]:
+def by_priority(state: SequenceState) -> tuple[int, int]:
     """The key of `priority`."""
     return state.priority, state.arrival
 
@@ -77,29 +80,29 @@ class ByKey:
 
     __slots__ = ("_heap", "_key", "_states")
 
-    def __init__(self, key: Callable[[Waiting], tuple[int, int]]) -> None:
+    def __init__(self, key: Callable[[SequenceState], tuple[int, int]]) -> None:
         self._key = key
         self._heap: LazyHeap[tuple[int, int]] = LazyHeap()
-        self._states: dict[SequenceId, Waiting] = {}
+        self._states: dict[SequenceId, SequenceState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def push(self, state: Waiting) -> None:
+    def push(self, state: SequenceState) -> None:
         self._states[state.id] = state
         self._heap.put(state.id, self._key(state))
 
-    def first(self) -> Waiting | None:
+    def first(self) -> SequenceState | None:
         id = self._heap.first()
         return None if id is None else self._states[id]
 
-    def remove(self, state: Waiting) -> None:
+    def remove(self, state: SequenceState) -> None:
         del self._states[state.id]
         self._heap.remove(state.id)
 
     take = remove
 
-    def cached(self, state: Waiting, pages: int) -> None:
+    def cached(self, state: SequenceState, pages: int) -> None:
         """Nothing to do: keys do not change."""
 
     def check(self) -> None:
@@ -124,27 +127,23 @@ class Fair:
     def __len__(self) -> int:
         return len(self._oldest)
 
-    def push(self, state: Waiting) -> None:
+    def push(self, state: SequenceState) -> None:
         self._oldest.push(state)
         self._order.push(state)
 
-    def first(self) -> Waiting | None:
+    def first(self) -> SequenceState | None:
         return self._oldest.first() if self._passed >= FAIR_EVERY - 1 else self._order.first()
 
-    def take(self, state: Waiting) -> None:
-        turn = self._passed >= FAIR_EVERY - 1
+    def take(self, state: SequenceState) -> None:
         self._passed = 0 if state is self._oldest.first() else self._passed + 1
         self._oldest.remove(state)
-        if turn:
-            self._order.remove(state)  # not its choice: it goes on where it was
-        else:
-            self._order.take(state)
+        self._order.take(state)
 
-    def remove(self, state: Waiting) -> None:
+    def remove(self, state: SequenceState) -> None:
         self._oldest.remove(state)
         self._order.remove(state)
 
-    def cached(self, state: Waiting, pages: int) -> None:
+    def cached(self, state: SequenceState, pages: int) -> None:
         self._order.cached(state, pages)
 
     def check(self) -> None:

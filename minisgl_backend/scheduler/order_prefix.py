@@ -9,13 +9,13 @@ from minisgl_backend.cache.radix import RadixCache
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.scheduler.lazy_heap import LazyHeap
 from minisgl_backend.scheduler.prefix_list import Place, PrefixList
-from minisgl_backend.scheduler.waiting import Waiting
+from minisgl_backend.scheduler.sequence import SequenceState
 
 _LOOKS = 16
 """How many candidates a single question may look at, whatever the queue's length."""
 
 
-def _place(state: Waiting) -> Place:
+def _place(state: SequenceState) -> Place:
     return Place(state.namespace, state.tokens, state.id)
 
 
@@ -35,27 +35,27 @@ class LongestPrefix:
         self._page_size = tree.page_size
         self._list = PrefixList(tree.page_size)
         self._heap: LazyHeap[tuple[int, int]] = LazyHeap()  # key: -pages found, arrival
-        self._states: dict[SequenceId, Waiting] = {}
+        self._states: dict[SequenceId, SequenceState] = {}
         self._places: dict[SequenceId, Place] = {}
         self._found: dict[SequenceId, tuple[int, int]] = {}  # pages, and the tree's evictions when they were found
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def push(self, state: Waiting) -> None:
+    def push(self, state: SequenceState) -> None:
         place = self._places[state.id] = _place(state)
         self._states[state.id] = state
         self._list.add(place)
         self._look_up(place)
 
-    def remove(self, state: Waiting) -> None:
+    def remove(self, state: SequenceState) -> None:
         self._list.remove(self._places.pop(state.id))
         self._heap.remove(state.id)
         del self._states[state.id], self._found[state.id]
 
     take = remove
 
-    def first(self) -> Waiting | None:
+    def first(self) -> SequenceState | None:
         id = self._heap.first()
         for _ in range(_LOOKS):
             if id is None:
@@ -66,7 +66,7 @@ class LongestPrefix:
             id = self._heap.first()
         return None if id is None else self._states[id]
 
-    def cached(self, state: Waiting, pages: int) -> None:
+    def cached(self, state: SequenceState, pages: int) -> None:
         """The first `pages` pages of `state`, which waits no more, are in the tree now."""
         place = _place(state)
         middle, end = self._list.find(place), len(self._list)
@@ -109,7 +109,7 @@ class WeightedSubtrees:
 
     def __init__(self, tree: RadixCache) -> None:
         self._list = PrefixList(tree.page_size)
-        self._states: dict[SequenceId, Waiting] = {}
+        self._states: dict[SequenceId, SequenceState] = {}
         self._places: dict[SequenceId, Place] = {}
         self._last: Place | None = None  # who was taken last
         self._choice: Place | None = None  # who is next, while nothing has changed
@@ -117,25 +117,25 @@ class WeightedSubtrees:
     def __len__(self) -> int:
         return len(self._states)
 
-    def push(self, state: Waiting) -> None:
+    def push(self, state: SequenceState) -> None:
         place = self._places[state.id] = _place(state)
         self._states[state.id] = state
         self._list.add(place)
         self._choice = None
 
-    def remove(self, state: Waiting) -> None:
+    def remove(self, state: SequenceState) -> None:
         self._list.remove(self._places.pop(state.id))
         del self._states[state.id]
         self._choice = None
 
-    def take(self, state: Waiting) -> None:
+    def take(self, state: SequenceState) -> None:
         self._last = self._places[state.id]
         self.remove(state)
 
-    def cached(self, state: Waiting, pages: int) -> None:
+    def cached(self, state: SequenceState, pages: int) -> None:
         """The order follows those who wait, not what is cached."""
 
-    def first(self) -> Waiting | None:
+    def first(self) -> SequenceState | None:
         if not self._list:
             return None
         if self._choice is None:

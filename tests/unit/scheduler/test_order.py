@@ -209,13 +209,15 @@ def test_dfs_weight_finishes_the_innermost_subtree_before_it_climbs() -> None:
     assert [task for task, _ in runs][:2] == [0, 0], "the heavier task comes first"
 
 
-def test_dfs_weight_goes_on_where_it_was_after_the_oldest_had_its_turn() -> None:
+def test_dfs_weight_goes_on_beside_the_oldest_after_its_turn() -> None:
+    """What it computed would else be thrown away by the time its relatives come."""
     bench = Bench("dfs-weight")
-    loner = bench.add([5, 5, 5]).id
+    relatives = [bench.add([5, 5, number, 5]).id for number in range(3)]
     many = [bench.add([1, 1, number, number, 3]).id for number in range(12)]
     taken = bench.admit_all()
-    assert taken[FAIR_EVERY - 1] == loner
-    assert sorted(taken) == sorted([loner, *many])
+    turn = FAIR_EVERY - 1
+    assert sorted(taken[turn : turn + 3]) == relatives and taken[turn] == relatives[0]
+    assert sorted(taken) == sorted([*relatives, *many])
 
 
 def test_dfs_weight_finds_a_heavy_subtree_among_thousands_of_light_ones() -> None:
