@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench fuzz system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler fuzz system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -21,6 +21,7 @@ help:
 	@echo "make fuzz          property tests with many more examples"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
+	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
 	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
 	@echo "make clean         remove .venv and everything built"
 
@@ -64,6 +65,9 @@ soak: $(STAMP) fetch
 
 bench: $(STAMP) fetch
 	$(BIN)/python -m load.bench.baseline $(ARGS)
+
+bench-scheduler: $(STAMP)
+	$(BIN)/python -m load.bench.scheduler $(ARGS)
 
 system-deps:
 	@scripts/system-deps "$(PYTHON)"
