@@ -28,11 +28,10 @@ class LongestPrefix:
     up again if pages were evicted since.
     """
 
-    __slots__ = ("_found", "_heap", "_list", "_page_size", "_places", "_states", "_tree")
+    __slots__ = ("_found", "_heap", "_list", "_places", "_states", "_tree")
 
     def __init__(self, tree: RadixCache) -> None:
         self._tree = tree
-        self._page_size = tree.page_size
         self._list = PrefixList(tree.page_size)
         self._heap: LazyHeap[tuple[int, int]] = LazyHeap()  # key: -pages found, arrival
         self._states: dict[SequenceId, SequenceState] = {}
@@ -77,18 +76,19 @@ class LongestPrefix:
                 if shared < 1:
                     break
                 usable = min(shared, self._states[other.id].limit_pages)
-                found, evictions = self._found[other.id]
-                if found < usable or evictions != self._tree.counts.evicted_pages:
-                    self._look_up(other)
+                if self._found[other.id][0] < usable:
+                    self._note(other.id, usable)
                 elif usable == shared:
                     break
 
     def _look_up(self, place: Place) -> int:
-        state = self._states[place.id]
-        pages = self._tree.peek(place.namespace, place.tokens, state.limit_pages).pages
-        self._found[place.id] = pages, self._tree.counts.evicted_pages
-        self._heap.put(place.id, (-pages, state.arrival))
+        pages = self._tree.peek(place.namespace, place.tokens, self._states[place.id].limit_pages).pages
+        self._note(place.id, pages)
         return pages
+
+    def _note(self, id: SequenceId, pages: int) -> None:
+        self._found[id] = pages, self._tree.counts.evicted_pages
+        self._heap.put(id, (-pages, self._states[id].arrival))
 
     def check(self) -> None:
         self._list.check()

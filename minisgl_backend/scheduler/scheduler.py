@@ -263,15 +263,15 @@ class Scheduler:
         """A row of one token for every decoding sequence. Inlined: this is the cost of a step."""
         step, slots, starts, sampled = draft.step, draft.row_slots, draft.row_starts, draft.sampled
         pages, room, page_size = self._pages, self._room, self._page_size
+        states = self._decoding.by_arrival()
+        if pages.free_pages < len(states) + room.claimed_pages:
+            self._evict_for(states)
         granted = 0
-        state = None
-        for state in self._decoding.by_arrival():
+        for state in states:
             start = state.computed
             if start == state.room_tokens:
-                if start == state.stored_tokens:
-                    continue  # all its tokens are planned; the last of them are in flight
-                if state.slot < 0:
-                    continue  # it was retracted for one of those before it
+                if start == state.stored_tokens or state.slot < 0:
+                    continue  # all its tokens are planned; or it was just retracted for one of those before it
                 if pages.free_pages <= room.claimed_pages and not self._make_room(1, state):
                     room.claimed_pages += 1
                     continue
@@ -383,6 +383,12 @@ class Scheduler:
             return 1
         self._room.claimed_pages += 1
         return 0
+
+    def _evict_for(self, states: list[SequenceState]) -> None:
+        """Evicts at once what the rows of `states` will need, and not page by page."""
+        due = sum(state.computed == state.room_tokens < state.stored_tokens for state in states)
+        if due:
+            self._room.make(due, self._release.applied_step)
 
     def _make_room(self, count: int, taker: SequenceState | None) -> bool:
         """Whether `count` pages beyond the claimed ones are free now, after evicting and, for `taker`, retracting.
