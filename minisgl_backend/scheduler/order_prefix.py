@@ -157,7 +157,7 @@ class WeightedSubtrees:
         best, most = self._list[first], 0
         index = first
         while index < end:
-            low, high = self._list.subtree(self._list[index], max(pages, 0) + 1)
+            low, high = self._list.around(index, max(pages, 0) + 1, first, end)
             if high - low > most:
                 best, most = self._list[low], high - low
             index = max(high, index + stride)

@@ -71,10 +71,29 @@ class PrefixList:
         first = bisect_left(self._places, (place.namespace, prefix, -1))
         return first, bisect_left(self._places, (place.namespace, prefix + _AFTER_ALL, -1), first)
 
+    def around(self, index: int, pages: int, first: int, end: int) -> tuple[int, int]:
+        """The range within `first` … `end` of all that share the first `pages` ≥ 1 pages with the one at `index`.
+
+        Most have no such relative: then two looks suffice.
+        """
+        places = self._places
+        namespace, tokens, _ = places[index]
+        prefix = tokens[: pages * self._unit]
+        low, high = index, index + 1
+        if low > first and _begins(places[low - 1], namespace, prefix):
+            low = bisect_left(places, (namespace, prefix, -1), first, low)
+        if high < end and _begins(places[high], namespace, prefix):
+            high = bisect_left(places, (namespace, prefix + _AFTER_ALL, -1), high, end)
+        return low, high
+
     def check(self) -> None:
         """Proves that the list is sorted, everything in it once."""
         for one, other in zip(self._places, self._places[1:], strict=False):
             assert one < other, f"sequences {one.id} and {other.id} stand in the wrong order"
+
+
+def _begins(place: Place, namespace: bytes, prefix: bytes) -> bool:
+    return place.tokens.startswith(prefix) and place.namespace == namespace
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:

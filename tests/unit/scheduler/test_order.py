@@ -321,3 +321,5 @@ def test_a_subtree_is_the_range_of_all_that_share_the_pages() -> None:
             first, end = prefixes.subtree(place, pages)
             inside = {prefixes[index].id for index in range(first, end)}
             assert inside == {one.id for one in places if prefixes.shared_pages(place, one) >= pages}
+            if pages > 0:
+                assert prefixes.around(prefixes.find(place), pages, 0, len(prefixes)) == (first, end)
