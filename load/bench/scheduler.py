@@ -1,6 +1,6 @@
 """The scheduler alone: what its decisions cost, and what they are worth. No model, no device.
 
-    python -m load.bench.scheduler            (make bench-scheduler; about two minutes)
+    python -m load.bench.scheduler            (make bench-scheduler; under a minute)
     python -m load.bench.scheduler --quick    (the same in small: a smoke test, not a measurement)
 
 Correctness first: a workload's tokens must come out the same under every policy. Then CPU time of `plan` + `apply` in
@@ -35,7 +35,7 @@ def main() -> None:
     """Runs everything and prints it."""
     arguments = _parser().parse_args()
     base = _QUICK if arguments.quick else Case(steps=arguments.steps)
-    shape = Shape(requests=100, tenants=6) if arguments.quick else Shape()
+    shape = Shape(requests=100, arrivals_s=0.2) if arguments.quick else Shape()
     check_answers(Shape(requests=60, tenants=4))
     report: dict[str, object] = {}
     tables = (
@@ -43,7 +43,11 @@ def main() -> None:
         ("growth with the rows", "by_rows", growth_rows(base, quick=arguments.quick)),
         ("growth with the tree", "by_tree", growth_tree(base, quick=arguments.quick)),
         ("the tree's work at no hits, CPU", "no_hits", no_hit_rows(quick=arguments.quick)),
-        ("orders on the multi-tenant workload, simulated device", "policies", policy_rows(shape, seed=1)),
+        (
+            "orders on the multi-tenant workload, simulated device: conversations, and single questions",
+            "policies",
+            [*policy_rows("chat", shape, 1), *policy_rows("questions", replace(shape, turns=(1, 1)), 1)],
+        ),
         (
             "4,096 tokens of K/V, worst case reserved or learned, simulated device",
             "reserve",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from load.bench.simulated import Outcome, Price, simulate
+from load.bench.simulated import Device, Outcome, simulate
 from load.workloads import independent, tenants
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.order import Policy
@@ -18,7 +18,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 Reserve = Literal["full", "learned"]
 
 _PAGE = 16
-TENANTS_POOL_TOKENS = 24_576  # about what the running need and a few tenants' prefixes beside it
+TENANTS_POOL_TOKENS = 16_384  # what the running need, and some of the tenants' prefixes: 45,000 tokens in all
 RETRACTION_POOL_TOKENS = 4096
 
 
@@ -32,12 +32,13 @@ def run_policy(policy: Policy, requests: list[tenants.Request], pool_tokens: int
         context_tokens=4096,
         policy=policy,
     )
-    return simulate(Scheduler(limits), requests, Price())
+    return simulate(Scheduler(limits), Device(requests))
 
 
-def policy_rows(shape: tenants.Shape, seed: int) -> list[dict[str, float | str]]:
-    """One row per policy, on the same workload."""
+def policy_rows(workload: str, shape: tenants.Shape, seed: int) -> list[dict[str, float | str]]:
+    """One row per policy, on the same workload. `least_tokens` is what a cache without bounds would compute."""
     requests = tenants.generate(shape, seed)
+    least = tenants.distinct_tokens(requests)
     rows: list[dict[str, float | str]] = []
     for policy in POLICIES:
         outcome = run_policy(policy, requests)
@@ -45,8 +46,10 @@ def policy_rows(shape: tenants.Shape, seed: int) -> list[dict[str, float | str]]
         urgent = outcome.ttft_s(priority=0)
         rows.append(
             {
+                "workload": workload,
                 "policy": policy,
                 "prefill_tokens": outcome.prompt_tokens,
+                "least_tokens": least,
                 "offered_tokens": outcome.offered_tokens,
                 "saved": round(1.0 - outcome.prompt_tokens / outcome.offered_tokens, 3),
                 "seconds": round(outcome.seconds, 2),
@@ -68,7 +71,7 @@ def run_reserve(reserve: Reserve, requests: int, seed: int = 0) -> Outcome:
         context_tokens=1024,
         reserve=reserve,
     )
-    return simulate(Scheduler(limits), independent.generate(requests, 128, 512, (1, 512), seed), Price())
+    return simulate(Scheduler(limits), Device(independent.generate(requests, 128, 512, (1, 512), seed)))
 
 
 def reserve_rows(requests: int) -> list[dict[str, float | str]]:

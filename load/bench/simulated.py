@@ -30,10 +30,10 @@ class Price:
 
 @dataclass
 class Device:
-    """Answers plans. Row → sequence by the seed of its admission, which is the request's number."""
+    """Answers plans, once through. Row → sequence by the seed of its admission, which is the request's number."""
 
     requests: list[Request]
-    price: Price
+    price: Price = field(default_factory=Price)
     prompt_tokens: int = 0  # computed in prompt chunks, and again after a retraction
     decoded_rows: int = 0
     steps: int = 0
@@ -120,29 +120,30 @@ def to_sequence(request: Request) -> Sequence:
     )
 
 
-def simulate(scheduler: Scheduler, requests: list[Request], price: Price) -> Outcome:
-    """Runs a workload to its end. Raises AssertionError when a token is lost, repeated or wrong."""
-    run = _Run(scheduler, requests, price)
+def simulate(scheduler: Scheduler, device: Device) -> Outcome:
+    """Runs the device's workload to its end. Raises AssertionError when a token is lost, repeated or wrong."""
+    run = _Run(scheduler, device)
+    requests = device.requests
     run.to_the_end()
     for life in run.lives.values():
         assert tuple(life.tokens) == life.request.answer, f"request {life.request.number}: tokens lost or repeated"
     assert len(run.lives) == len(requests), f"{len(requests) - len(run.lives)} requests had no answer"
     lives = [run.lives[number] for number in sorted(run.lives)]
-    return Outcome(lives, run.now, run.device.steps, run.device.prompt_tokens, run.running)
+    return Outcome(lives, run.now, device.steps, device.prompt_tokens, run.running)
 
 
 class _Run:
     """The clock, and who arrives when."""
 
-    def __init__(self, scheduler: Scheduler, requests: list[Request], price: Price) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device) -> None:
         self.scheduler = scheduler
-        self.device = Device(requests, price)
+        self.device = device
         self.now = 0.0
         self.lives: dict[int, Life] = {}
         self.running: list[int] = []
-        self._arrivals = [(request.arrival_s, request.number) for request in requests if request.after is None]
+        self._arrivals = [(request.arrival_s, request.number) for request in device.requests if request.after is None]
         heapify(self._arrivals)
-        self._next_turns = {request.after: request for request in requests if request.after is not None}
+        self._next_turns = {request.after: request for request in device.requests if request.after is not None}
 
     def to_the_end(self) -> None:
         while self._arrivals or self.scheduler.has_work:

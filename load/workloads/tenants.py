@@ -42,7 +42,7 @@ class Shape:
     tasks: int = 3  # of a tenant
     variants: int = 2  # of a task
     requests: int = 800
-    arrivals_s: float = 10.0  # all first turns arrive within this time
+    arrivals_s: float = 2.0  # all first turns arrive within this time
     system: TokenRange = (200, 600)
     examples: TokenRange = (100, 400)
     more_examples: TokenRange = (50, 200)
@@ -66,6 +66,22 @@ def generate(shape: Shape, seed: int) -> list[Request]:
         conversation = _conversation(shape, chance, tenant, chance.choice(prefixes[tenant]), 0 if urgent else 1)
         requests += conversation[: shape.requests - len(requests)]
     return _numbered(requests)
+
+
+def distinct_tokens(requests: list[Request]) -> int:
+    """Prompt tokens that a cache without bounds must compute: each prefix once, answers not again."""
+    seen: set[int] = set()
+    computed = 0
+    for request in requests:
+        before, prefix = len(seen), 0
+        for token in request.prompt:
+            prefix = hash((prefix, token))
+            seen.add(prefix)
+        computed += len(seen) - before
+        for token in request.answer:
+            prefix = hash((prefix, token))
+            seen.add(prefix)
+    return computed
 
 
 def _tenant_prefixes(shape: Shape, chance: random.Random) -> list[tuple[int, ...]]:
