@@ -119,10 +119,11 @@ class SchedulerBench:
     def plan(self) -> BatchPlan | None:
         """Plans a step and submits it."""
         with self._checks():
-            running = [state.id for state in self.scheduler._live.values() if state.slot != NO_SLOT]
             self._take(self.scheduler.expire(self.now))
+            running = [state.id for state in self.scheduler._live.values() if state.slot != NO_SLOT]
             plan = self.scheduler.plan(self.now)
             self.scheduler.check_integrity()
+            self._note_retractions(running)
             if plan is None:
                 waits = self._in_flight or not self.scheduler.has_work
                 assert waits, "nothing runs, nothing is planned, and sequences wait"
@@ -131,7 +132,7 @@ class SchedulerBench:
             self._in_flight[plan.step] = len(plan.row_slots)
             self.worker.submit(plan)
             self._check_tables()
-            self._count(plan, running)
+            self._count(plan)
             self._check_oldest(plan)
             return plan
 
@@ -202,22 +203,27 @@ class SchedulerBench:
             return 2 * sum(life.most_steps + 1 for life in older) + 2
         return FAIR_EVERY * (1 + sum(not life.had_a_row for life in older) + len(older))
 
-    def _count(self, plan: BatchPlan, running: list[SequenceId]) -> None:
-        """Who has waited how long, how many run, and who of those that were `running` was retracted."""
-        self.steps += 1
-        self.most_running = max(self.most_running, self.scheduler.gauges().running)
-        live, rows = self.scheduler._live, set(plan.row_slots)
-        retracted = [id for id in running if id in live and live[id].slot == NO_SLOT]
+    def _note_retractions(self, running: list[SequenceId]) -> None:
+        """Who of those that were `running` holds no slot now. A plan may retract and then have no rows."""
+        live = self.scheduler._live
+        retracted = [id for id in running if live[id].slot == NO_SLOT]
         self.retractions += len(retracted)
         if retracted and not self.limits.preempt:
             assert min(running) not in retracted, f"sequence {min(running)}, the oldest that ran, was retracted"
-        for id, state in live.items():
+        if self.limits.policy != "fcfs":
+            for id, life in self.lives.items():
+                life.patience += FAIR_EVERY * sum(one < id for one in retracted)
+
+    def _count(self, plan: BatchPlan) -> None:
+        """Who has waited how long, and how many run."""
+        self.steps += 1
+        self.most_running = max(self.most_running, self.scheduler.gauges().running)
+        rows = set(plan.row_slots)
+        for id, state in self.scheduler._live.items():
             life = self.lives[id]
             life.had_a_row |= state.slot in rows
             if not life.had_a_row:
-                fcfs = self.limits.policy == "fcfs"
-                life.waited += 1 if fcfs else len(plan.admissions)
-                life.patience += 0 if fcfs else FAIR_EVERY * sum(one < id for one in retracted)
+                life.waited += 1 if self.limits.policy == "fcfs" else len(plan.admissions)
                 assert life.waited <= life.patience, f"sequence {id} has waited for {life.waited}"
 
     def _check_oldest(self, plan: BatchPlan) -> None:
