@@ -421,9 +421,10 @@ class Scheduler:
         oldest = next(iter(self._live.values()))
         victim: SequenceState | None = None
         for running in all_youngest_first(self._extending, self._decoding):
-            if running.priority > (victim or state).priority and running is not oldest:
+            least = running.priority > (victim or state).priority
+            if least and running is not oldest and running.computed < running.stored_tokens:
                 victim = running
-        if victim is not None and victim.computed < victim.stored_tokens:
+        if victim is not None:
             self._retract(victim, Leaves.PLANNED)
 
     def _retract(self, state: SequenceState, leaves: Leaves) -> None:
