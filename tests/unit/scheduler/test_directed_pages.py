@@ -226,3 +226,36 @@ def test_a_need_that_pages_in_quarantine_cover_waits_for_them_and_takes_from_nob
     again = engine.add(numbers(17), 1)
     engine.finish()
     assert engine.life(again).cached_tokens == 16
+
+
+# ── rule 15: an admission counts what it finds once, and locks it before it makes room ──────────────────────────────
+
+
+@DEPTHS
+def test_making_room_for_a_newcomer_does_not_evict_the_prefix_that_it_came_for(depth: int) -> None:
+    """Its prefix is what was used longest ago, and no page is free: the other one goes."""
+    engine = bench(depth, num_pages=10)
+    wanted, other = numbers(20), numbers(20, start=2)
+    for prompt in (wanted, other):
+        engine.add(prompt, 1)
+        engine.finish()
+    assert engine.scheduler.gauges().free_pages == 0
+    again = engine.add([*wanted, 1, 2], 1)
+    engine.finish()
+    assert engine.life(again).cached_tokens == 20
+
+
+def test_what_a_newcomer_finds_can_not_be_evicted_for_it_as_well() -> None:
+    """Twelve pages: five are cached, five will be of one that runs. The newcomer finds the five and needs three more;
+    there are two. Counting the five as evictable too would let it in."""
+    engine = SchedulerBench(Limits(4, 64, 4, 12, 256, reserve="full"), early_uploads=True)
+    prompt = numbers(21)
+    engine.add(prompt, 1)
+    engine.finish()
+    first = engine.add(numbers(9, start=3), 12)  # 20 places
+    engine.step()
+    second = engine.add(prompt, 12)  # 32 places, 20 of them found
+    engine.step()
+    assert engine.life(first).had_a_row and not engine.life(second).had_a_row
+    engine.finish()
+    assert engine.life(second).cached_tokens == 20, "it waited, and nothing that it came for was evicted meanwhile"
