@@ -171,7 +171,7 @@ class FakeWorker:
                     self._write(layer, self._uploaded[number], position, _fold(plan.step, position))
         later = {admission.slot for queued in self._queue for admission in queued.admissions}
         self._broken |= set(self._uploaded) - later
-        self._slots.clear()  # whoever goes on must be admitted anew
+        self._slots = {slot: self._slots[slot] for slot in sorted(later)}  # whoever else goes on must be admitted anew
         return StepResult(plan.step, (), "out of memory")
 
     def table(self, slot: int) -> list[int]:
