@@ -310,8 +310,8 @@ class Scheduler:
             if state.last_step > self._release.applied_step:
                 break  # a token of it is in flight (rule 2)
             if not self._fits(state):
-                if self._limits.preempt:
-                    self._preempt_for(state)
+                if self._limits.preempt and self._preempt_for(state):
+                    continue
                 break
             self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)
             if not self._make_room(1, None):
@@ -413,19 +413,25 @@ class Scheduler:
                 return True
         return False
 
-    def _preempt_for(self, state: SequenceState) -> None:
-        """Retracts one running sequence of a larger priority number; the next plan will admit. Never the oldest."""
-        self._room.stalled = True
+    def _preempt_for(self, state: SequenceState) -> bool:
+        """Retracts the youngest of those with the largest priority number above that of `state`, never the oldest.
+
+        Returns whether what it held is free at once and `state` is still the first.
+        """
         if self._pages.quarantined_pages or self._slots.quarantined_slots:
-            return  # what is coming may be enough
+            return False  # what is coming may be enough
         oldest = next(iter(self._live.values()))
         victim: SequenceState | None = None
         for running in all_youngest_first(self._extending, self._decoding):
             least = running.priority > (victim or state).priority
             if least and running is not oldest and running.computed < running.stored_tokens:
                 victim = running
-        if victim is not None:
-            self._retract(victim, Leaves.PLANNED)
+        if victim is None:
+            return False
+        self._retract(victim, Leaves.PLANNED)
+        at_once = victim.last_step <= self._release.applied_step and self._waiting.first() is state
+        self._room.stalled = not at_once
+        return at_once
 
     def _retract(self, state: SequenceState, leaves: Leaves) -> None:
         """Back into the queue, by arrival. A token in flight is kept when it lands: the epoch stays (rule 2)."""
