@@ -260,3 +260,25 @@ class ShortOfMemory:
 
     def forward(self, *inputs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("2 GiB wanted\nand more lines")
+
+
+def test_a_row_may_read_pages_that_another_row_of_the_same_step_fills(folder: Path) -> None:
+    """Each layer writes the K/V of all rows before any row attends. The reader comes first in the plan, even."""
+    prompt = list(range(100, 140))
+    (expected,) = generate(build(folder, kv_bytes=PAGE_BYTES * 8).run, Planner(16, 8), [prompt], 1)
+    admissions = tuple(Admission(SlotId(slot), pack_tokens(prompt), GREEDY) for slot in range(3))
+    pages = ((0, 1, 2), (0, 1, 3), (0, 4, 5))  # two full pages shared, one, and the tails private
+    grants = tuple(PageGrant(SlotId(slot), pages[slot]) for slot in range(3))
+    plan = BatchPlan(StepId(1), admissions, grants, (2, 1, 0), (16, 32, 0), (24, 8, 40), (1, 1, 1))
+    assert build(folder, kv_bytes=PAGE_BYTES * 8).run(plan).tokens == (expected[0],) * 3
+
+
+def test_a_row_may_jump_over_pages_that_others_have_filled_since_its_last_one(folder: Path) -> None:
+    prompt = list(range(100, 150))
+    (expected,) = generate(build(folder, kv_bytes=PAGE_BYTES * 8).run, Planner(16, 8), [prompt], 1)
+    runner = build(folder, kv_bytes=PAGE_BYTES * 8)
+    admissions = tuple(Admission(SlotId(slot), pack_tokens(prompt), GREEDY) for slot in range(2))
+    first = (PageGrant(SlotId(0), (0, 1, 2, 3)), PageGrant(SlotId(1), (4,)))
+    runner.run(BatchPlan(StepId(1), admissions, first, (0, 1), (0, 0), (50, 16), (1, 0)))
+    then = (PageGrant(SlotId(1), (1, 2, 5)),)
+    assert runner.run(BatchPlan(StepId(2), (), then, (1,), (48,), (2,), (1,))).tokens == (expected[0],)
