@@ -9,36 +9,36 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
-from minisgl_backend.cache.allocator import PageAllocator
 from minisgl_backend.cache.node import RadixNode
-from minisgl_backend.cache.radix import RadixCache
 from minisgl_backend.messages.ids import SequenceId
-from minisgl_backend.scheduler.admission import Reserve
+from minisgl_backend.scheduler.lives import Lives
 from minisgl_backend.scheduler.sequence import Phase, SequenceState
-from minisgl_backend.scheduler.slots import SlotPool
 
 
-def check_scheduler(
-    page_size: int,
-    pages: PageAllocator,
-    slots: SlotPool,
-    tree: RadixCache,
-    reserve: Reserve,
-    live: Mapping[SequenceId, SequenceState],
-    extending: list[SequenceState],
-    decoding: list[SequenceState],
-) -> None:
-    """extending, decoding: as they are listed, by arrival."""
+def check_scheduler(lives: Lives) -> None:
+    """Everything that `lives` owns."""
+    pages, tree = lives.pages, lives.tree
+    extending, decoding = lives.extending.by_arrival(), lives.decoding.by_arrival()
     running = [*extending, *decoding]
-    _check_lists(live, extending, decoding)
-    for state in live.values():
-        state.check(page_size)
-    slots.check(state.slot for state in running)
+    _check_lists(lives.live, extending, decoding)
+    for state in lives.live.values():
+        state.check(lives.page_size)
+    lives.slots.check(state.slot for state in running)
     pages.check((state.pages[state.tree_pages :] for state in running), tree.pages())
     tree.check(state.node for state in running if state.node is not None)
     for state in running:
-        _check_table(state, page_size)
-    reserve.check(running, pages.free_pages + pages.quarantined_pages + tree.evictable_pages)
+        _check_table(state, lives.page_size)
+    lives.reserve.check(running, pages.free_pages + pages.quarantined_pages + tree.evictable_pages)
+    _check_queue(lives)
+
+
+def _check_queue(lives: Lives) -> None:
+    lives.waiting.check()
+    lives.deadlines.check()
+    waiting = len(lives.live) - lives.running
+    assert len(lives.waiting) == waiting, f"{len(lives.waiting)} in the queue, {waiting} are waiting"
+    late = sum(state.deadline_s is not None for state in lives.live.values())
+    assert len(lives.deadlines) == late, f"{len(lives.deadlines)} deadlines are kept, {late} are to be met"
 
 
 def _check_lists(

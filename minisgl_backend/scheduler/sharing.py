@@ -76,6 +76,11 @@ class Sharing:
             return False
         return self._enter(state, end)
 
+    def expect_page(self, state: SequenceState) -> None:
+        """From now on it decodes: says when the next page enters. Never, if it met one of its pages in the tree."""
+        if state.node is not None and state.tree_pages == state.known // self._page_size:
+            state.enter_at = (state.tree_pages + 1) * self._page_size + 1
+
     def enter_page(self, state: SequenceState) -> None:
         """The page that the tokens of a decoding sequence have just filled; `known` is at `enter_at`."""
         first, node = state.tree_pages, state.node

@@ -42,27 +42,27 @@ def locked(scheduler: Scheduler) -> RadixNode:
 
 
 def unlocked(scheduler: Scheduler) -> RadixNode:
-    return next(iter(scheduler._tree._lru))
+    return next(iter(scheduler._lives.tree._lru))
 
 
 def lose_a_free_page(scheduler: Scheduler) -> None:
-    scheduler._pages._free.pop()
+    scheduler._lives.pages._free.pop()
 
 
 def free_a_page_twice(scheduler: Scheduler) -> None:
-    scheduler._pages._free.append(scheduler._pages._free[0])
+    scheduler._lives.pages._free.append(scheduler._lives.pages._free[0])
 
 
 def free_a_page_in_use(scheduler: Scheduler) -> None:
-    scheduler._pages._free.append(running(scheduler).pages[-1])
+    scheduler._lives.pages._free.append(running(scheduler).pages[-1])
 
 
 def account_a_page_to_another(scheduler: Scheduler) -> None:
-    scheduler._pages._owner[scheduler._pages._free[-1]] = 1
+    scheduler._lives.pages._owner[scheduler._lives.pages._free[-1]] = 1
 
 
 def cache_a_free_page(scheduler: Scheduler) -> None:
-    unlocked(scheduler).pages[0] = scheduler._pages._free[-1]
+    unlocked(scheduler).pages[0] = scheduler._lives.pages._free[-1]
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
@@ -78,19 +78,19 @@ def keep_a_lock(scheduler: Scheduler) -> None:
 
 
 def list_a_locked_node_for_eviction(scheduler: Scheduler) -> None:
-    scheduler._tree._lru[locked(scheduler)] = None
+    scheduler._lives.tree._lru[locked(scheduler)] = None
 
 
 def hide_an_unlocked_node_from_eviction(scheduler: Scheduler) -> None:
-    scheduler._tree._lru.popitem()
+    scheduler._lives.tree._lru.popitem()
 
 
 def miscount_the_tree(scheduler: Scheduler) -> None:
-    scheduler._tree.total_pages += 1
+    scheduler._lives.tree.total_pages += 1
 
 
 def miscount_what_is_evictable(scheduler: Scheduler) -> None:
-    scheduler._tree.evictable_pages -= 1
+    scheduler._lives.tree.evictable_pages -= 1
 
 
 def change_a_cached_token(scheduler: Scheduler) -> None:
@@ -121,21 +121,21 @@ def let_a_running_one_wait(scheduler: Scheduler) -> None:
 
 
 def lose_somebody_who_waits(scheduler: Scheduler) -> None:
-    first = scheduler._waiting.first()
+    first = scheduler._lives.waiting.first()
     assert first is not None
-    scheduler._waiting.remove(scheduler._live[first.id])
+    scheduler._lives.waiting.remove(scheduler._live[first.id])
 
 
 def lose_a_deadline(scheduler: Scheduler) -> None:
-    scheduler._deadlines.remove(next(state.id for state in scheduler._live.values() if state.deadline_s is not None))
+    scheduler._lives.deadlines.remove(next(state.id for state in scheduler._live.values() if state.deadline_s is not None))
 
 
 def promise_too_much(scheduler: Scheduler) -> None:
-    scheduler._reserve.worst_pages += 1
+    scheduler._lives.reserve.worst_pages += 1
 
 
 def expect_too_few_tokens(scheduler: Scheduler) -> None:
-    scheduler._reserve.new_tokens -= 1
+    scheduler._lives.reserve.new_tokens -= 1
 
 
 def skip_a_step(scheduler: Scheduler) -> None:

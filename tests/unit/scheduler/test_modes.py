@@ -91,10 +91,10 @@ def test_the_learned_reserve_lets_in_more_when_outputs_were_short_and_less_after
     many, few, worst = bench(num_pages=24), bench(num_pages=24), bench(num_pages=24, reserve="full")
     for engine in (many, few, worst):
         for _ in range(200):
-            engine.scheduler._reserve.estimate.ended(5, 100)
+            engine.scheduler._lives.reserve.estimate.ended(5, 100)
     for _ in range(40):
-        few.scheduler._reserve.estimate.ended(100, 100)
-        few.scheduler._reserve.estimate.retracted()
+        few.scheduler._lives.reserve.estimate.ended(100, 100)
+        few.scheduler._lives.reserve.estimate.retracted()
     assert [running_at_once(engine, 61) for engine in (many, few, worst)] == [4, 1, 1]
     for engine in (many, few, worst):
         engine.finish()

@@ -22,7 +22,7 @@ def crowded(depth: int, *, stop_token_ids: tuple[int, ...] = (), seed: int = 0) 
     """Two sequences in a pool for little more than one, let in because outputs were short so far."""
     engine = SchedulerBench(Limits(4, 40, 2, 13, 256), depth=depth, early_uploads=True)
     for _ in range(200):
-        engine.scheduler._reserve.estimate.ended(1, 100)
+        engine.scheduler._lives.reserve.estimate.ended(1, 100)
     engine.add([1, 2, 3, 4], 20)
     engine.add(PROMPT, 20, stop_token_ids=stop_token_ids, sampling=seeded(seed))
     return engine
@@ -88,7 +88,7 @@ def test_it_is_not_admitted_again_while_a_step_that_names_it_is_in_flight(depth:
     until_retracted(engine)
     state = engine.scheduler._live[SequenceId(2)]
     while state.phase is Phase.WAITING:
-        applied = engine.scheduler._release.applied_step
+        applied = engine.scheduler._lives.release.applied_step
         plan = engine.plan()
         if plan is not None and plan.admissions:
             assert plan.admissions[0].prompt == state.tokens, "its prompt is all it knew"
@@ -113,7 +113,7 @@ def test_an_abort_finds_a_retracted_one_with_a_token_in_flight_and_ends_it_once(
 def test_a_sampled_answer_goes_on_with_the_same_tokens_since_seeds_are_by_position(depth: int) -> None:
     engine = SchedulerBench(Limits(4, 40, 2, 13, 256), depth=depth, early_uploads=True)
     for _ in range(200):
-        engine.scheduler._reserve.estimate.ended(1, 100)
+        engine.scheduler._lives.reserve.estimate.ended(1, 100)
     sampling = Sampling(0.8, 5, 0.9, 77, 1)
     engine.add([1, 2, 3, 4], 20)
     second = engine.add([5, 6, 7, 8], 20, sampling=sampling)
@@ -125,7 +125,7 @@ def test_a_sampled_answer_goes_on_with_the_same_tokens_since_seeds_are_by_positi
 def test_pages_are_taken_from_the_youngest_and_never_from_one_that_is_older() -> None:
     engine = SchedulerBench(Limits(4, 40, 2, 16, 256))
     for _ in range(200):
-        engine.scheduler._reserve.estimate.ended(1, 100)
+        engine.scheduler._lives.reserve.estimate.ended(1, 100)
     ids = [engine.add([number, 2, 3, 4], 24) for number in range(4)]
     gone: list[SequenceId] = []
     while engine.scheduler.has_work:
