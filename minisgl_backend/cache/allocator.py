@@ -66,11 +66,6 @@ class PageAllocator:
         """A sequence's pages become the tree's: others may read them from now on."""
         self._move(pages, SEQUENCE, TREE)
 
-    def share_one(self, page: int) -> None:
-        """`share` without an array."""
-        assert self._owner[page] == SEQUENCE, f"page {page} to be shared belongs to {_NAMES[self._owner[page]]}"
-        self._owner[page] = TREE
-
     def release(self, pages: array[int], tag: StepId, owner: int = SEQUENCE) -> None:
         """`owner` gives `pages` (read, not kept) back; `tag` is the last step that names them."""
         if self._quarantine.is_over(tag):

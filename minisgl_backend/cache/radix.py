@@ -180,15 +180,6 @@ class RadixCache:
         self.counts.inserted_pages += len(pages)
         return grown
 
-    def grow(self, leaf: RadixNode, key: bytes, page: int, step: StepId) -> None:
-        """`insert` of one page behind a leaf that the caller alone uses, and that is no root."""
-        leaf.key += key
-        leaf.pages.append(page)
-        if step > leaf.step:
-            leaf.step = step
-        self.total_pages += 1
-        self.counts.inserted_pages += 1
-
     # ── letting go ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def unlock(self, node: RadixNode, step: StepId) -> None:

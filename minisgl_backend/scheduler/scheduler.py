@@ -156,7 +156,7 @@ class Scheduler:
             elif known == state.total_tokens:
                 ended.append(self._lives.end(state, EndReason.LENGTH))
             elif known == state.enter_at:  # after the end was looked for (rule 8)
-                self._lives.sharing.enter_page(state)
+                self._lives.sharing.enter_confirmed(state)
         return Progress(tuple(ids), tuple(tokens), tuple(ended), tuple(started))
 
     def fail(self, step: StepId, now: float) -> Progress:

@@ -79,22 +79,14 @@ class Sharing:
     def expect_page(self, state: SequenceState) -> None:
         """From now on it decodes: says when the next page enters. Never, if it met one of its pages in the tree."""
         if state.node is not None and state.tree_pages == state.known // self._page_size:
-            state.enter_at = (state.tree_pages + 1) * self._page_size + 1
+            state.enter_later(self._page_size)
 
-    def enter_page(self, state: SequenceState) -> None:
-        """The page that the tokens of a decoding sequence have just filled; `known` is at `enter_at`."""
-        first, node = state.tree_pages, state.node
-        assert node is not None
-        if node.locks == 1 and not node.children and node.parent is not None:
-            # `_enter` in a third of the time: with pages of one token every row comes here.
-            page = state.pages[first]
-            self.tree.grow(node, state.key(first, first + 1, self._page_size), page, state.last_step)
-            self._pages.share_one(page)
-            state.tree_pages = first + 1
-        elif not self._enter(state, first + 1):
+    def enter_confirmed(self, state: SequenceState) -> None:
+        """The pages that the tokens of a decoding sequence have filled; `known` is at `enter_at`."""
+        if self._enter(state, (state.known - 1) // self._page_size):
+            state.enter_later(self._page_size)
+        else:
             state.enter_at = NEVER
-            return
-        state.enter_at += self._page_size
 
     def _enter(self, state: SequenceState, end: int) -> bool:
         first, node = state.tree_pages, state.node
