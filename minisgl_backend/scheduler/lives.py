@@ -61,7 +61,6 @@ class Lives:
     def admit(self, state: SequenceState, now: float) -> None:
         """The first of the waiting gets a slot. The prefix it found is locked and in its table already."""
         self.waiting.take(state)
-        state.refresh(self.page_size)
         state.slot = self.slots.take()
         state.phase = Phase.EXTENDING
         self.reserve.enter(state)

@@ -62,8 +62,7 @@ class Planner:
         if oldest is None or (decoding is not None and decoding.arrival < oldest.arrival):
             return
         if oldest.computed == oldest.room_tokens:
-            self._make_room(1, oldest)
-            self._room.keep(oldest)
+            self._room.keep(oldest, self._make_room(1, oldest))
 
     def _decode(self, draft: StepDraft) -> None:
         """A row of one token for every decoding sequence. Inlined: this is the cost of a step."""
@@ -119,6 +118,7 @@ class Planner:
                 if self._limits.preempt and self._preempt_for(state):
                     continue
                 break
+            state.refresh(self._page_size)
             self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)
             if not self._make_room(1, None):
                 self._sharing.cancel(state)
@@ -143,7 +143,8 @@ class Planner:
         followed = self._sharing.follow(state)
         if followed:
             self._reserve.extended(followed)
-        self._room.yield_kept(state)
+        if not self._room.take_kept(state):
+            return 0
         end = min(state.computed + left, state.known)
         if end > state.room_tokens:
             count = self._pages_for_chunk(state, -(-end // page_size) - len(state.pages))

@@ -19,12 +19,13 @@ from minisgl_backend.scheduler.sharing import Sharing
 class Room:
     """Plain attributes: the decode path reads two of them per page."""
 
-    __slots__ = ("_kept_for", "_pages", "_sharing", "claimed_pages", "stalled")
+    __slots__ = ("_kept_for", "_kept_is_there", "_pages", "_sharing", "claimed_pages", "stalled")
 
     def __init__(self, pages: PageAllocator, sharing: Sharing) -> None:
         self._pages = pages
         self._sharing = sharing
         self._kept_for: SequenceState | None = None
+        self._kept_is_there = False
         self.claimed_pages = 0  # in this step, by rows that wait
         self.stalled = False  # a row waits, or somebody was retracted: nobody is admitted in this step (rule 13)
 
@@ -33,16 +34,22 @@ class Room:
         self.claimed_pages = 0
         self.stalled = False
 
-    def keep(self, state: SequenceState) -> None:
-        """Claims a page for a row that comes later in the step."""
+    def keep(self, state: SequenceState, is_there: bool) -> None:
+        """Claims a page for a row that comes later in the step; `is_there`: and not only coming."""
         self._kept_for = state
+        self._kept_is_there = is_there
         self.claimed_pages += 1
 
-    def yield_kept(self, state: SequenceState) -> None:
-        """The row for which a page was kept is here."""
-        if self._kept_for is state:
+    def take_kept(self, state: SequenceState) -> bool:
+        """The row is here for which a page was kept, or another one. Returns whether it may look for pages: not if
+        its own is only coming. Its claim then stands, and nobody is retracted for it a second time.
+        """
+        if self._kept_for is not state:
+            return True
+        if self._kept_is_there:
             self._kept_for = None
             self.claimed_pages -= 1
+        return self._kept_is_there
 
     def make(self, count: int, applied: StepId) -> bool:
         """Whether `count` pages are free beyond those claimed, evicting no more than is missing with what is coming."""

@@ -52,7 +52,8 @@ class Sharing:
         state.let_go()
 
     def follow(self, state: SequenceState) -> int:
-        """An extending sequence goes on over pages that somebody else has planned meanwhile. Returns how many.
+        """An extending sequence goes on over pages that came into the tree since its last chunk: somebody has left who
+        was ahead of it, with tokens of its own that are the same. Returns how many.
 
         Only at a page's end: a page of which it wrote a part is its own for ever.
         """
