@@ -64,13 +64,13 @@ def test_a_steady_state_is_what_its_case_says() -> None:
 class FaultyDevice(Device):
     """In its ninth step the first row's token is another one than the script says."""
 
+    another = STOP_TOKEN
+
     def run(self, plan: BatchPlan) -> tuple[StepResult, float]:
         result, seconds = super().run(plan)
         if self.steps == 9:
             result = StepResult(result.step, (self.another, *result.tokens[1:]))
         return result, seconds
-
-    another = 0
 
 
 @pytest.mark.parametrize("another", [STOP_TOKEN, 7])
