@@ -11,14 +11,15 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench bench-scheduler fuzz system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler fuzz mutation system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
 	@echo "make check         format, lint, types, import rules, unit tests"
 	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
 	@echo "make format        write the format and the safe lint fixes"
-	@echo "make fuzz          property tests with many more examples"
+	@echo "make fuzz          property tests with many more examples (hours); ARGS='-k radix' for a part"
+	@echo "make mutation      reverts each rule of the scheduler and shows that its test fails (ARGS='rule-9')"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
@@ -59,6 +60,9 @@ format: $(STAMP)
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest tests/property $(ARGS)
+
+mutation: $(STAMP)
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)

@@ -127,7 +127,9 @@ def lose_somebody_who_waits(scheduler: Scheduler) -> None:
 
 
 def lose_a_deadline(scheduler: Scheduler) -> None:
-    scheduler._lives.deadlines.remove(next(state.id for state in scheduler._live.values() if state.deadline_s is not None))
+    scheduler._lives.deadlines.remove(
+        next(state.id for state in scheduler._live.values() if state.deadline_s is not None)
+    )
 
 
 def promise_too_much(scheduler: Scheduler) -> None:

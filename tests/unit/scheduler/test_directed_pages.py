@@ -83,14 +83,52 @@ def test_who_is_left_alone_with_its_copies_brings_what_is_missing_when_it_goes(d
     assert engine.life(again).cached_tokens == (10 + 24 - 1) // 4 * 4
 
 
-@DEPTHS
-def test_a_prompt_that_waits_skips_over_pages_that_another_has_planned_meanwhile(depth: int) -> None:
-    """Both are admitted with nothing cached behind their first chunk; the second goes on where the first is."""
-    engine = bench(depth, token_budget=12, max_running=4)
-    first, second = engine.add(numbers(40), 2), engine.add(numbers(40), 2)
+def test_nobody_is_admitted_again_before_its_token_in_flight_has_landed() -> None:
+    """Its row would compute that token a second time, and it would be told twice. The older one needs a page, so the
+    younger is retracted, and its page waits for the step in flight: nothing can run. Then the older one is aborted."""
+    engine = bench(1, num_pages=7, token_budget=20)
+    older, younger = engine.add(numbers(8), 8), engine.add(numbers(9, start=9), 8)
+    while engine.plan() is not None or not engine.retractions:
+        if len(engine._in_flight) == 2:
+            engine.apply()
+    state = engine.scheduler._live[younger]
+    assert state.last_step in engine._in_flight, "a token of it is in flight"
+    known = state.known
+    engine.abort(older)
+    while state.last_step in engine._in_flight:
+        plan = engine.plan()
+        assert plan is None or not plan.admissions
+        engine.apply()
+    assert state.known == known + 1
     engine.finish()
-    assert engine.worker.prefill_tokens <= 40 + 4, "the prompt is computed once, and the second's tail"
-    assert engine.life(first).tokens == engine.life(second).tokens
+    assert engine.life(younger).ended is EndReason.LENGTH
+
+
+def test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since() -> None:
+    """Preempted with tokens in flight, which land while it waits. What it may find is counted with them: of the tokens
+    that it knew, the last one's page is found too."""
+    limits = Limits(2, 20, 1, 100, 256, policy="priority", preempt=True)
+    engine = SchedulerBench(limits, depth=1, early_uploads=True)
+    engine.add(numbers(4), 30)
+    preempted = engine.add(numbers(8, start=9), 20, priority=5)
+    for _ in range(4):
+        engine.plan()
+        if len(engine._in_flight) == 2:
+            engine.apply()
+    engine.add(numbers(3, start=2), 2)
+    while not engine.retractions:
+        engine.plan()
+        if not engine.retractions:
+            engine.apply()
+    state = engine.scheduler._live[preempted]
+    assert state.last_step in engine._in_flight, "a token of it is in flight"
+    known = state.known
+    while state.slot < 0:
+        plan = engine.plan()
+        if plan is None:
+            engine.apply()
+    assert plan is not None and plan.row_starts[-1] == known < state.known
+    engine.finish()
 
 
 # ── rule 9: what a step in flight names ──────────────────────────────────────────────────────────────────────────────
