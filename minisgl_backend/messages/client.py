@@ -164,7 +164,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     cached_pages: int = 0  # that hold a prefix for whoever asks
     matched_pages: int = 0  # found there by requests of the present engine group
     evicted_pages: int = 0
-    retractions: int = 0  # times a running sequence had to wait for another one's pages
+    retractions: int = 0  # times a running sequence had to give its pages back and go on later
 
 
 ToHolder = Welcome | Health | Outputs | Stats

@@ -203,6 +203,7 @@ class Planner:
                 return False
             if victim.computed < victim.stored_tokens and self._sharing.frees_pages(victim):
                 self._retract(victim)
+                self._reserve.estimate.retracted()
                 return True
         return False
 
@@ -230,5 +231,4 @@ class Planner:
     def _retract(self, victim: SequenceState) -> None:
         """Nobody is admitted in a step that retracted, or it would go to and fro."""
         self._lives.retract(victim, Leaves.PLANNED)
-        self._reserve.estimate.retracted()
         self._room.stalled = True
