@@ -5,7 +5,7 @@
 
 Correctness first: a workload's tokens must come out the same under every policy. Then CPU time of `plan` + `apply` in
 steady states, how it grows with rows and with the tree, the tree's work at no hits, the tokens that each order saves,
-and what retraction is worth at equal K/V. One JSON line last.
+what retraction is worth at equal K/V, and what long prompts do to running streams. One JSON line last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from tqdm import tqdm
 
 from load.bench.regime import regime
-from load.bench.scheduler_policies import POLICIES, policy_rows, reserve_rows, run_policy
+from load.bench.scheduler_policies import POLICIES, mix_rows, policy_rows, reserve_rows, run_policy
 from load.bench.scheduler_steps import Case, describe, measure
 from load.bench.scheduler_tree import make_requests
 from load.bench.scheduler_tree import measure as measure_tree
@@ -52,6 +52,11 @@ def main() -> None:
             "4,096 tokens of K/V, worst case reserved or learned, simulated device",
             "reserve",
             reserve_rows(60 if arguments.quick else 400),
+        ),
+        (
+            "time between tokens of 8 streams while prompts of 2,000 arrive, simulated device",
+            "mixed",
+            mix_rows(2 if arguments.quick else 8),
         ),
     )
     for title, name, rows in tables:

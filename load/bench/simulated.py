@@ -6,6 +6,7 @@ in place of actors and workers. What comes out is compared with the script, toke
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from statistics import mean, median
@@ -26,6 +27,7 @@ class Price:
     step_s: float = 0.005
     row_s: float = 0.00001  # a decode row: mostly the K/V that it reads
     token_s: float = 0.00002  # a prompt token
+    spread: float = 0.0  # standard deviation of a step's seconds, as a share of them; always the same draws
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Device:
     decoded_rows: int = 0
     steps: int = 0
     _slots: dict[int, Request] = field(default_factory=dict)
+    _chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     def run(self, plan: BatchPlan) -> tuple[StepResult, float]:
         """The plan's result and the seconds it took."""
@@ -58,10 +61,8 @@ class Device:
         self.decoded_rows += rows
         self.prompt_tokens += chunk_tokens
         price = self.price
-        return (
-            StepResult(plan.step, tuple(tokens)),
-            price.step_s + price.row_s * rows + price.token_s * chunk_tokens,
-        )
+        seconds = price.step_s + price.row_s * rows + price.token_s * chunk_tokens
+        return StepResult(plan.step, tuple(tokens)), seconds * max(0.5, self._chance.gauss(1.0, price.spread))
 
 
 @dataclass
@@ -70,9 +71,12 @@ class Life:
 
     request: Request
     arrived_s: float
-    first_s: float = 0.0
-    ended_s: float = 0.0
     tokens: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)  # of the tokens
+
+    @property
+    def first_s(self) -> float:
+        return self.times_s[0]
 
 
 @dataclass(frozen=True)
@@ -163,12 +167,10 @@ class _Run:
     def _take(self, progress: Progress) -> None:
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             life = self.lives[id - 1]
-            if not life.tokens:
-                life.first_s = self.now
             life.tokens.append(token)
+            life.times_s.append(self.now)
         for ended in progress.ended:
             assert ended.reason in (EndReason.STOP, EndReason.LENGTH), f"sequence {ended.id} ended as {ended.reason}"
-            self.lives[ended.id - 1].ended_s = self.now
             turn = self._next_turns.get(ended.id - 1)
             if turn is not None:
                 heappush(self._arrivals, (self.now + turn.arrival_s, turn.number))

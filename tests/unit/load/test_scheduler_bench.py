@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import quantiles
 
 import pytest
 
 from load.bench.scheduler import check_answers
-from load.bench.scheduler_policies import POLICIES, run_policy, run_reserve
+from load.bench.scheduler_policies import POLICIES, run_mix, run_policy, run_reserve, waits_s
 from load.bench.scheduler_steps import Case, measure
 from load.bench.scheduler_tree import make_requests
 from load.bench.scheduler_tree import measure as measure_tree
@@ -42,6 +43,18 @@ def test_learned_room_runs_half_as_many_again_as_the_worst_case_at_equal_kv() ->
     assert learned.output_tokens == full.output_tokens
     assert learned.output_tokens / learned.seconds >= 1.4 * full.output_tokens / full.seconds
     assert full.prompt_tokens == full.offered_tokens, "the worst case retracts nobody"
+
+
+def test_mixed_batches_cut_the_longest_waits_of_streams_to_a_third() -> None:
+    waits = {mix: waits_s(run_mix(mix, 6)[0]) for mix in ("mixed", "either-or")}
+    p99 = {mix: quantiles(values, n=100)[-1] for mix, values in waits.items()}
+    assert p99["either-or"] >= 3 * p99["mixed"]
+
+
+def test_under_a_target_nineteen_of_twenty_waits_of_streams_are_within_it() -> None:
+    outcome, target_s = run_mix("target", 6)
+    assert quantiles(waits_s(outcome), n=20)[-1] <= target_s
+    assert outcome.output_tokens == 8 * 600 + 6, "all streams and prompts came to their end"
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -92,4 +105,4 @@ def test_the_whole_benchmark_runs_and_ends_with_a_line_of_json() -> None:
     last = json.loads(done.stdout.splitlines()[-1])
     assert last["bench"] == "scheduler" and last["commit"] is not None and last["machine"]
     assert {row["policy"] for row in last["policies"]} == set(POLICIES)
-    assert all(last[name] for name in ("steady", "by_rows", "by_tree", "no_hits", "reserve"))
+    assert all(last[name] for name in ("steady", "by_rows", "by_tree", "no_hits", "reserve", "mixed"))
