@@ -18,7 +18,7 @@ help:
 	@echo "make check         format, lint, types, import rules, unit tests"
 	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
 	@echo "make format        write the format and the safe lint fixes"
-	@echo "make fuzz          property tests with many more examples (hours); ARGS='-k radix' for a part"
+	@echo "make fuzz          property tests with many more examples, about an hour (ARGS='-k radix' for a part)"
 	@echo "make mutation      reverts each rule of the scheduler and shows that its test fails (ARGS='rule-9')"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"

@@ -47,6 +47,7 @@ def limits_of_a_small_engine(draw: Any, tight: bool) -> Limits:
         reserve="learned" if tight else draw(st.sampled_from(["learned", "learned", "full"])),
         prefix_cache=tight or draw(st.integers(0, 4)) > 0,
         mixed=mixed,
+        target_itl_ms=draw(st.sampled_from([0.0, 0.0, 700.0])) if mixed else 0.0,
         preempt=policy == "priority" and draw(st.booleans()),
     )  # fmt: skip
 
