@@ -84,24 +84,30 @@ def test_who_is_left_alone_with_its_copies_brings_what_is_missing_when_it_goes(d
 
 
 def test_nobody_is_admitted_again_before_its_token_in_flight_has_landed() -> None:
-    """Its row would compute that token a second time, and it would be told twice. The older one needs a page, so the
-    younger is retracted, and its page waits for the step in flight: nothing can run. Then the older one is aborted."""
-    engine = bench(1, num_pages=7, token_budget=20)
-    older, younger = engine.add(numbers(8), 8), engine.add(numbers(9, start=9), 8)
-    while engine.plan() is not None or not engine.retractions:
+    """Its row would compute that token a second time, and it would be told twice. Somebody urgent has no room, so one
+    is preempted under its row; then the urgent one leaves, and there is room and a slot at once."""
+    limits = Limits(4, 40, 1, 40, 256, policy="priority", preempt=True)
+    engine = SchedulerBench(limits, depth=1, early_uploads=True)
+    engine.add(numbers(4), 12)
+    preempted = engine.add(numbers(8, start=9), 12, priority=5)
+    for _ in range(3):
+        engine.plan()
         if len(engine._in_flight) == 2:
             engine.apply()
-    state = engine.scheduler._live[younger]
-    assert state.last_step in engine._in_flight, "a token of it is in flight"
-    known = state.known
-    engine.abort(older)
-    while state.last_step in engine._in_flight:
-        plan = engine.plan()
-        assert plan is None or not plan.admissions
-        engine.apply()
-    assert state.known == known + 1
+    urgent = engine.add(numbers(30, start=2), 2)
+    assert engine.plan() is not None and engine.retractions == 1
+    state = engine.scheduler._live[preempted]
+    engine.abort(urgent)
+    landing = state.last_step
+    while landing in engine._in_flight:
+        assert state.slot < 0, "a token of it is in flight"
+        if engine.plan() is None:
+            engine.apply()
+    while state.slot < 0:
+        if engine.plan() is None:
+            engine.apply()
     engine.finish()
-    assert engine.life(younger).ended is EndReason.LENGTH
+    assert engine.life(preempted).ended is EndReason.LENGTH
 
 
 def test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since() -> None:
