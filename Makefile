@@ -11,16 +11,18 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench fuzz system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler fuzz mutation system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
 	@echo "make check         format, lint, types, import rules, unit tests"
 	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
 	@echo "make format        write the format and the safe lint fixes"
-	@echo "make fuzz          property tests with many more examples"
+	@echo "make fuzz          property tests with many more examples, about an hour (ARGS='-k radix' for a part)"
+	@echo "make mutation      reverts each rule of the scheduler and shows that its test fails (ARGS='rule-9')"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
+	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
 	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
 	@echo "make clean         remove .venv and everything built"
 
@@ -59,11 +61,17 @@ format: $(STAMP)
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} $(BIN)/pytest tests/property $(ARGS)
 
+mutation: $(STAMP)
+	$(BIN)/python -m tests.mutation $(ARGS)
+
 soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)
 
 bench: $(STAMP) fetch
 	$(BIN)/python -m load.bench.baseline $(ARGS)
+
+bench-scheduler: $(STAMP)
+	$(BIN)/python -m load.bench.scheduler $(ARGS)
 
 system-deps:
 	@scripts/system-deps "$(PYTHON)"

@@ -32,6 +32,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token_budget: int = 1024  # tokens computed in one step, prompt chunks and decode rows together
     max_running: int = 64  # sequences that hold a slot (rows of a step)
     queue_limit: int = 1024  # requests waiting for a slot; open are at most so many and max_running, else UNAVAILABLE
+    policy: Literal["fcfs", "lpm", "dfs-weight", "priority"] = "fcfs"  # who of the waiting is admitted next
+    preempt: bool = False  # policy "priority" only: who is more urgent takes slot and pages from who is less
+    prefix_cache: bool = True  # keep K/V of prompts and outputs for later prompts that begin alike
+    reserve: Literal["learned", "full"] = "learned"  # pages kept for running sequences; full: for the worst case
+    mixed: bool = True  # decode rows and prompt chunks in one step; False: prompts first, in steps of their own
+    target_itl_ms: float = 0.0  # time between two tokens of a stream that prompts of others may cause; 0: no target
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
@@ -48,6 +54,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "token_budget": (1, 1 << 20),
     "max_running": (1, 4096),
     "queue_limit": (0, 1 << 20),
+    "target_itl_ms": (0.0, 60_000.0),
     "context_tokens": (0, 1 << 24),
     "kv_bytes": (0, 1 << 50),
     "gpu_memory_utilization": (0.05, 1.0),
@@ -76,12 +83,21 @@ def resolve_config(*layers: Mapping[str, Any]) -> EngineConfig:
     for key, (low, high) in _RANGES.items():
         if not low <= getattr(config, key) <= high:
             raise ConfigError(f"setting {key!r} must be from {low:g} to {high:g}, got {getattr(config, key)!r}")
+    _check_together(config)
+    return config
+
+
+def _check_together(config: EngineConfig) -> None:
+    """Raises ConfigError for values that do not fit each other."""
     need = config.max_running + config.page_size
     if config.token_budget < need:
         raise ConfigError(
             f"setting 'token_budget' must be at least max_running + page_size = {need}, got {config.token_budget}"
         )
-    return config
+    if config.preempt and config.policy != "priority":
+        raise ConfigError(f"setting 'preempt' needs 'policy' to be \"priority\", it is {config.policy!r}")
+    if config.target_itl_ms and not config.mixed:
+        raise ConfigError("setting 'target_itl_ms' needs 'mixed': without it each prompt stops all running streams")
 
 
 def read_settings(model_json: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from minisgl_client.errors import Cancelled
 from minisgl_client.pieces import Answer, Piece
-from minisgl_client.reception import CHANNEL_OPTIONS, HEADERS, METHOD, PROBE_S, SILENCE_S, Reception
+from minisgl_client.reception import HEADERS, METHOD, PROBE_S, SILENCE_S, Reception, channel_options
 from minisgl_client.requests import Request, RequestFields, encode
 
 
@@ -40,9 +40,9 @@ class AsyncClient:
     ) -> None:
         asyncio.get_running_loop()  # grpc would bind the channel to another one
         if credentials is None:
-            self._channel = grpc.aio.insecure_channel(url, CHANNEL_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(url, channel_options(url))
         else:
-            self._channel = grpc.aio.secure_channel(url, credentials, CHANNEL_OPTIONS)
+            self._channel = grpc.aio.secure_channel(url, credentials, channel_options(url))
         self._model = model
         self._infer = self._channel.unary_stream(
             METHOD,

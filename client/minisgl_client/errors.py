@@ -82,7 +82,7 @@ def error_of_status(status: str, message: str, *, begun: bool) -> ClientError:
 def error_of_words(message: str) -> ClientError:
     """The error of a request that Triton itself turned away: it says so in words only, without a status."""
     if message.startswith("Request for unknown model"):
-        if "no available versions" in message:
+        if "no available versions" in message or "ready state" in message:
             return Unavailable(message)  # being loaded, or unloaded
         return RequestRefused(message, "NOT_FOUND")
     return RequestRefused(message)

@@ -18,7 +18,7 @@ from minisgl_client.pieces import Piece, Usage
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 HEADERS = (("triton_grpc_error", "true"),)  # errors of the model as gRPC statuses, not as words alone
 
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_retries", 0),
@@ -28,6 +28,14 @@ CHANNEL_OPTIONS = (
 
 SILENCE_S = 15.0  # without a word, after which the server is asked whether it lives
 PROBE_S = 10.0  # for its answer
+
+
+def channel_options(url: str) -> tuple[tuple[str, int], ...]:
+    """For the channel of a client to "host:port"."""
+    host = url.rpartition(":")[0].removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:").strip("/[]")
+    if host == "localhost" or host.startswith("127.") or host == "::1":
+        return (*_CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0))  # http_proxy without no_proxy is a common setting
+    return _CHANNEL_OPTIONS
 
 
 class Reception:

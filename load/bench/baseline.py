@@ -12,11 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from load.bench.regime import regime
 from load.serving import serving
 from load.streams import ask
 from minisgl_backend.llm import LLM
@@ -152,16 +150,13 @@ def _triton_round(url: str) -> Round:
 
 
 def _regime(arguments: argparse.Namespace) -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "model": arguments.model,
         "input": arguments.input,
         "output": arguments.output,
         "repeats": arguments.repeats,
-        "commit": commit.stdout.strip(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
+        **regime(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }
 

@@ -9,6 +9,7 @@ plan to the workers, and only then report what happened, while the workers run.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as Seq
 
@@ -17,6 +18,8 @@ from minisgl_backend.messages.control import Begin, Halt
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, SchedulerToText, Sequence
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 ToScheduler = Sequence | Abort | Probe | StepResult | Begin | Halt
 
@@ -46,7 +49,9 @@ class SchedulerActor:
                     return
                 self._take(message)
                 message = self._inbox.receive_nowait()
-            plan = self._scheduler.plan(time.monotonic())
+            now = time.monotonic()
+            self._report(self._scheduler.expire(now))
+            plan = self._scheduler.plan(now)
             if plan is not None:
                 for worker in self._to_workers:
                     await worker.send(plan)
@@ -56,7 +61,9 @@ class SchedulerActor:
 
     def _take(self, message: ToScheduler) -> None:
         if isinstance(message, StepResult):
-            self._report(self._scheduler.apply(message))
+            if message.failed:
+                _log.error("step %d failed: %s", message.step, message.failed)
+            self._report(self._scheduler.apply(message, time.monotonic()))
         elif isinstance(message, Sequence):
             self._report(self._scheduler.add(message, time.monotonic()))
         elif isinstance(message, Abort):

@@ -298,6 +298,7 @@ class TextActor:
             context_tokens=self._context_tokens,
             pool_tokens=pool_tokens,
             allow_client_template=self._config.allow_client_template,
+            priorities=self._config.policy == "priority",
         )
         self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
 
@@ -347,11 +348,15 @@ class TextActor:
             running=known.running,
             free_slots=known.free_slots,
             total_slots=known.total_slots,
-            free_pages=known.free_pages,
+            free_pages=known.free_pages + known.evictable_pages,
             total_pages=known.total_pages,
             steps=known.steps,
             restarts=max(0, self._starts - 1),
             pids=self._engine.pids if self._engine is not None else (),
+            cached_pages=known.cached_pages,
+            matched_pages=known.matched_pages,
+            evicted_pages=known.evicted_pages,
+            retractions=known.retractions,
         )
 
 

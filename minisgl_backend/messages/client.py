@@ -156,11 +156,15 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     running: int  # sequences that hold a slot
     free_slots: int
     total_slots: int
-    free_pages: int
+    free_pages: int  # pages that nobody uses, whether they hold a cached prefix or not
     total_pages: int
     steps: int  # plans run by the present engine group
     restarts: int  # times the engine group was started again
     pids: tuple[tuple[str, int], ...]  # ("scheduler", pid), ("worker-0", pid): empty when inline
+    cached_pages: int = 0  # that hold a prefix for whoever asks
+    matched_pages: int = 0  # found there by requests of the present engine group
+    evicted_pages: int = 0
+    retractions: int = 0  # times a running sequence had to give its pages back and go on later
 
 
 ToHolder = Welcome | Health | Outputs | Stats

@@ -85,6 +85,11 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     free_pages: int
     total_pages: int
     steps: int
+    cached_pages: int = 0  # in the prefix cache, used by running sequences or not
+    evictable_pages: int = 0  # of them, those that nobody uses at present
+    matched_pages: int = 0  # found in the cache by admissions, since the start
+    evicted_pages: int = 0  # since the start
+    retractions: int = 0  # since the start
 
 
 TextToScheduler = Sequence | Abort | Probe

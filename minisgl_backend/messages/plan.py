@@ -19,7 +19,11 @@ NO_TOKEN = -1
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
-    """A slot begins a new life: its tokens become the prompt, its page table becomes empty."""
+    """A slot begins a new life: its tokens become the prompt, its page table becomes empty.
+
+    A sequence that was retracted begins again with all its tokens as the prompt. Its first row may start behind pages
+    that hold what others have computed.
+    """
 
     slot: SlotId
     prompt: bytes  # packed int32
@@ -37,19 +41,27 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     """One step. Row i computes tokens row_starts[i] … row_starts[i] + row_lengths[i] - 1 of slot row_slots[i]:
     their K/V are written to the slot's pages, and when row_samples[i] is 1 the token after them is sampled and
     appended to the slot's tokens. A prompt chunk and a decode token (length 1) are the same thing.
+
+    Each layer writes the K/V of all rows before any row attends: a row may read pages that another row of the same
+    step fills.
     """
 
     step: StepId
     admissions: tuple[Admission, ...]
     grants: tuple[PageGrant, ...]
     row_slots: tuple[int, ...]  # SlotIds, each at most once
-    row_starts: tuple[int, ...]  # tokens of the slot whose K/V are in the pool already
+    row_starts: tuple[int, ...]  # tokens whose K/V are in the pool already; may be past the last row's end
     row_lengths: tuple[int, ...]  # ≥ 1
     row_samples: tuple[int, ...]  # 0 or 1
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """tokens[j] is the token of the j-th row with row_samples = 1, in plan order, or NO_TOKEN."""
+    """tokens[j] is the token of the j-th row with row_samples = 1, in plan order, or NO_TOKEN.
+
+    With `failed` the step as a whole came to nothing: no tokens, and what it should have written is not there. Every
+    plan whose slots were not all admitted anew since must be answered so, too.
+    """
 
     step: StepId
     tokens: tuple[int, ...]
+    failed: str = ""  # why, for the log; empty: it ran

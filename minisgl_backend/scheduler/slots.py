@@ -27,6 +27,11 @@ class SlotPool:
         """Slots that can be taken now; those in quarantine not counted."""
         return len(self._free)
 
+    @property
+    def quarantined_slots(self) -> int:
+        """Slots that come free as soon as steps in flight are applied."""
+        return len(self._quarantine)
+
     def take(self) -> SlotId:
         return SlotId(self._free.pop())
 

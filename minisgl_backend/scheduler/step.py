@@ -14,18 +14,45 @@ from minisgl_backend.scheduler.sequence import SequenceState
 class StepInFlight:
     """A step that was planned and not yet applied. Results map to sequences by order and epoch, never by slot."""
 
-    __slots__ = ("epochs", "sampled", "step")
+    __slots__ = (
+        "alone",
+        "alone_epoch",
+        "decode_rows",
+        "epochs",
+        "planned_s",
+        "prompt_tokens",
+        "sampled",
+        "step",
+        "void",
+    )
 
-    def __init__(self, step: StepId, sampled: list[SequenceState]) -> None:
-        self.step = step
-        self.sampled = sampled  # the sequences of the rows that sample, in plan order
-        self.epochs = [state.epoch for state in sampled]  # of `sampled`, when the step was planned
+    def __init__(self, draft: StepDraft, now: float) -> None:
+        self.step = draft.step
+        self.sampled = draft.sampled  # the sequences of the rows that sample, in plan order
+        self.epochs = [state.epoch for state in draft.sampled]  # of `sampled`, when the step was planned
+        self.void = False  # a step before it failed: whatever it brings is nothing
+        self.alone = draft.last_state if len(draft.row_slots) == 1 else None  # the only one with a row
+        self.alone_epoch = self.alone.epoch if self.alone is not None else 0
+        self.planned_s = now
+        self.decode_rows = draft.decode_rows
+        self.prompt_tokens = sum(draft.row_lengths) - draft.decode_rows
 
 
 class StepDraft:
     """The columns of a plan. The decode path of the scheduler appends to them itself; chunks use `chunk`."""
 
-    __slots__ = ("admissions", "grants", "row_lengths", "row_samples", "row_slots", "row_starts", "sampled", "step")
+    __slots__ = (
+        "admissions",
+        "decode_rows",
+        "grants",
+        "last_state",
+        "row_lengths",
+        "row_samples",
+        "row_slots",
+        "row_starts",
+        "sampled",
+        "step",
+    )
 
     def __init__(self, step: StepId) -> None:
         self.step = step
@@ -36,13 +63,20 @@ class StepDraft:
         self.row_lengths: list[int] = []
         self.row_samples: list[int] = []
         self.sampled: list[SequenceState] = []
+        self.decode_rows = 0
+        self.last_state: SequenceState | None = None  # of the last row
 
-    def chunk(self, state: SequenceState, length: int) -> None:
-        """A row for the next `length` known tokens of `state`; it samples when none is left. Counts advance here."""
-        end = state.computed + length
+    def chunk(self, state: SequenceState, end: int) -> None:
+        """A row for the known tokens up to `end`; it samples when none is left. Counts advance here.
+
+        The pages that the worker was not told of yet come with it.
+        """
+        if state.told_pages < len(state.pages):
+            self.grants.append(PageGrant(state.slot, tuple(state.pages[state.told_pages :])))
+            state.told_pages = len(state.pages)
         self.row_slots.append(state.slot)
         self.row_starts.append(state.computed)
-        self.row_lengths.append(length)
+        self.row_lengths.append(end - state.computed)
         if end == state.known:
             self.row_samples.append(1)
             self.sampled.append(state)
@@ -50,8 +84,9 @@ class StepDraft:
             self.row_samples.append(0)
         state.computed = end
         state.last_step = self.step
+        self.last_state = state
 
-    def freeze(self) -> tuple[BatchPlan, StepInFlight]:
+    def freeze(self, now: float) -> tuple[BatchPlan, StepInFlight]:
         plan = BatchPlan(
             self.step,
             tuple(self.admissions),
@@ -61,4 +96,4 @@ class StepDraft:
             tuple(self.row_lengths),
             tuple(self.row_samples),
         )
-        return plan, StepInFlight(self.step, self.sampled)
+        return plan, StepInFlight(self, now)

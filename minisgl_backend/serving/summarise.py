@@ -179,7 +179,8 @@ class Summariser:
         with shared.changed:
             shared.stopped = True
             shared.changed.notify_all()
-        for id in tuple(shared.open):
+            left = tuple(shared.open)
+        for id in left:
             self._fail(id, Status.UNAVAILABLE, "the model is being unloaded")
         for worker in self._workers:
             worker.join(STOP_S / len(self._workers))

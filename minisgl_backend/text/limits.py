@@ -15,6 +15,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int  # prompt + answer
     pool_tokens: int  # the whole KV pool: what one sequence alone could fill
     allow_client_template: bool = False  # a chat may bring a template of its own
+    priorities: bool = False  # the waiting queue goes by them: the policy is `priority`
 
     @property
     def sequence_tokens(self) -> int:

@@ -40,6 +40,7 @@ GREEDY_TEMPERATURE = 1e-4  # below it float32 can not tell a draw from the best 
 MAX_SEED = 2**63 - 1
 MAX_STOP_TOKEN_IDS = 256  # the scheduler looks every token up in them
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+MAX_SALT_CHARS = 256
 MAX_DEADLINE_MS = 2.0**31  # 24 days
 
 
@@ -57,6 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()  # end the answer as an end-of-sequence token does; at most 256
     priority: int = 0  # -2**31 … 2**31 - 1; smaller runs earlier
     deadline_ms: float | None = None  # 0 … 2**31, from arrival to the end of the answer; None and 0: none
+    cache_salt: str = ""  # at most 256 characters; cached prefixes are shared only under the same salt
     add_generation_prompt: bool = True  # of a chat: its prompt ends where the assistant begins to speak
     chat_template_kwargs: dict[str, Any] | None = None  # of a chat: arguments of the template
     chat_template: str | None = None  # of a chat: in place of the model's; only where the operator allows it
@@ -105,7 +107,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "json_schema": (),
     "lora_name": (),
     "continue_final_message": (False,),
-    "cache_salt": (),
     "return_token_ids": (False,),
     "logits_processors": ([],),
     "extra_args": (),
@@ -161,6 +162,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "stop_token_ids": partial(token_ids, "stop_token_ids", most=MAX_STOP_TOKEN_IDS),
     "priority": partial(integer, "priority", low=MIN_PRIORITY, high=MAX_PRIORITY),
     "deadline_ms": partial(real, "deadline_ms", low=0.0, high=MAX_DEADLINE_MS),
+    "cache_salt": partial(text, "cache_salt", most=MAX_SALT_CHARS),
     "add_generation_prompt": partial(flag, "add_generation_prompt"),
     "chat_template_kwargs": partial(read_object, "chat_template_kwargs"),
     "chat_template": partial(text, "chat_template"),

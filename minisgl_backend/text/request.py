@@ -49,6 +49,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]  # sorted; the model's own ends are not among them with ignore_eos
     priority: int
     timeout_s: float | None
+    cache_salt: bytes  # cached prefixes are shared only under the same salt
     stream: bool
 
     @property
@@ -65,6 +66,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
             stop_token_ids=self.stop_token_ids,
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else arrived_s + self.timeout_s,
+            cache_salt=self.cache_salt,
         )
 
 
@@ -79,7 +81,7 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     return Checked(
         prompt=prompt,
         params=params,
-        priority=_priority(request, params),
+        priority=_priority(request, params, limits),
         timeout_s=_timeout_s(request, params),
         stream=request.stream,
         echo_prompt=_echoes(request, prompt),
@@ -105,6 +107,7 @@ def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw
         stop_token_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
         priority=checked.priority,
         timeout_s=checked.timeout_s,
+        cache_salt=params.cache_salt.encode(),
         stream=checked.stream,
     )
 
@@ -129,11 +132,12 @@ def _check_stop_tokens(ids: tuple[int, ...], vocab_size: int) -> None:
             )
 
 
-def _priority(request: Request, params: SamplingParams) -> int:
+def _priority(request: Request, params: SamplingParams, limits: RequestLimits) -> int:
     if request.priority and params.priority and request.priority != params.priority:
         raise InvalidRequest("priority", "has one value in sampling_parameters and another in the request's parameters")
     priority = request.priority or params.priority
-    _refuse_until_scheduler4("priority", priority)  # DELETE WITH scheduler4
+    if priority and not limits.priorities:
+        raise UnsupportedFeature("priority", "this server's policy is not `priority`: leave it out, or send 0")
     return priority
 
 
@@ -142,11 +146,4 @@ def _timeout_s(request: Request, params: SamplingParams) -> float | None:
     if request.timeout_us and deadline_us and request.timeout_us != deadline_us:
         raise InvalidRequest("deadline_ms", "is another time than the one that the request's timeout gives")
     timeout_us = request.timeout_us or deadline_us
-    _refuse_until_scheduler4("timeout" if request.timeout_us else "deadline_ms", timeout_us)  # DELETE WITH scheduler4
     return timeout_us / 1e6 if timeout_us else None
-
-
-def _refuse_until_scheduler4(field: str, value: int) -> None:  # DELETE WITH scheduler4
-    """Without effect in this version, so it is refused."""
-    if value:
-        raise UnsupportedFeature(field)

@@ -124,10 +124,12 @@ def read_object(field: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def text(field: str, value: Any) -> str:
-    """A string of Unicode characters: no lone surrogates, which JSON can write."""
+def text(field: str, value: Any, most: int | None = None) -> str:
+    """A string of Unicode characters: no lone surrogates, which JSON can write. `most`: characters."""
     if not isinstance(value, str):
         raise InvalidRequest(field, f"must be a string, got {shown(value)}")
+    if most is not None and len(value) > most:
+        raise InvalidRequest(field, f"must hold at most {most} characters, got {len(value)}")
     refuse_surrogates(field, value)
     return value
 

@@ -20,7 +20,11 @@ class StepRunner(Protocol):
         ...
 
     def run(self, plan: BatchPlan) -> StepResult:
-        """One step, blocking. Plans must come in order: 1, 2, 3, … An exception leaves the state undefined."""
+        """One step, blocking. Plans must come in order: 1, 2, 3, … An exception leaves the state undefined.
+
+        A step that ran out of memory is answered with a result that says so, and so is a plan that was made before
+        the scheduler knew: the runner goes on.
+        """
         ...
 
     def close(self) -> None:

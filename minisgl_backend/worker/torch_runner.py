@@ -23,6 +23,7 @@ from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.sampler import sample_tokens
 from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
+from minisgl_backend.worker.spoilt import SpoiltSlots
 
 _MIB = 1 << 20
 
@@ -55,6 +56,7 @@ class TorchRunner:
         self._context_tokens = context_tokens
         self._token_budget = token_budget
         self._slots = self._fresh_slots()
+        self._spoilt = SpoiltSlots(max_running)
         self._last_step = 0
 
     @property
@@ -71,7 +73,13 @@ class TorchRunner:
     def run(self, plan: BatchPlan) -> StepResult:
         assert plan.step == self._last_step + 1, f"step {plan.step} after step {self._last_step}"
         self._last_step = plan.step
-        return self._step(plan)
+        void = self._spoilt.void(plan)
+        if void is not None:
+            return void
+        try:
+            return self._step(plan)
+        except (torch.OutOfMemoryError, MemoryError) as error:  # of any other error nobody knows what it left behind
+            return self._spoilt.failed(plan, f"out of memory: {error}".splitlines()[0])
 
     def run_largest(self) -> None:
         """The largest step there can be, on the scratch page. Before the first plan; the state is then undefined."""

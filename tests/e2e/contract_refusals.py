@@ -158,7 +158,6 @@ REFUSED = [
             "structured_outputs": "{}",
             "response_format": {"type": "json_object"},
             "lora_name": "a",
-            "cache_salt": "a",
         }.items()
     ),
     unsupported("n", parameters={"n": 2}),
@@ -219,14 +218,8 @@ REFUSED = [
     ),
     *(refused("timeout: must ", parameters={"timeout": value}, doors=HTTP) for value in ("soon", -1)),
     refused("priority: must ", priority=1.5),
-    refused("deadline_ms: must ", deadline_ms=-1),
-    refused("deadline_ms: must ", deadline_ms="soon"),
-]
-
-UNTIL_SCHEDULER4 = [  # DELETE WITH scheduler4: priorities and deadlines then have their effect
     unsupported("priority", parameters={"priority": 1}, doors=HTTP),
     unsupported("priority", priority=-5),
-    unsupported("timeout", parameters={"timeout": 1_000_000}, doors=HTTP),
-    unsupported("timeout", timeout_us=1_000_000, doors=GRPC),
-    unsupported("deadline_ms", deadline_ms=1000),
+    refused("deadline_ms: must ", deadline_ms=-1),
+    refused("deadline_ms: must ", deadline_ms="soon"),
 ]

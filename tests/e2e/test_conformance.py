@@ -34,7 +34,7 @@ from e2e.contract_answers import (
     good,
     sampled,
 )
-from e2e.contract_refusals import REFUSED, UNTIL_SCHEDULER4, Refused
+from e2e.contract_refusals import REFUSED, Refused
 from fakes.scripted_model import write_scripted_model
 from load.serving import Server, serving
 from load.streams import MODEL
@@ -146,7 +146,7 @@ def named(case: Refused) -> str:
     return f"{case.says[:40]} {str(given)[:60]}"
 
 
-@pytest.mark.parametrize("case", [*REFUSED, *UNTIL_SCHEDULER4], ids=named)
+@pytest.mark.parametrize("case", REFUSED, ids=named)
 def test_a_refusal_names_its_field_through_every_door_and_the_next_request_is_served(
     server: Server, case: Refused
 ) -> None:

@@ -6,8 +6,12 @@ position; layer 1 on layer 0 of all tokens up to it; the next token on layer 1 o
 through the page table. So a wrong page, a page overwritten by somebody else, or a row computed twice or never changes
 the tokens that come out. Within a step each layer writes all rows before any row reads, as the real one does.
 
-What tokens can not show while steps run in order is asserted: a page or slot is handed out only when no unapplied
-step names it, tables only grow, rows continue where the last one ended.
+What tokens can not show while steps run in order is asserted, when a plan is submitted:
+
+- a slot, and a page that its sequence will write, is handed out only when no unapplied step names it;
+- tables only grow, and a row starts where the last one ended. It may skip ahead only from one page boundary to another
+  over pages that were granted with it: those are shared, somebody else computes them;
+- nobody writes a page that somebody shares.
 """
 
 from __future__ import annotations
@@ -70,8 +74,9 @@ class _Slot:
 
     tokens: list[int]
     sampling: Sampling
+    given: int = 0  # tokens that came with the admission
     table: list[int] = field(default_factory=list)
-    planned: int = 0  # tokens whose K/V the rows submitted up to now write
+    planned: int = 0  # tokens whose K/V the rows submitted up to now write or share
     known: int = 0  # tokens, those included that submitted rows will sample
 
 
@@ -102,8 +107,11 @@ class FakeWorker:
         self._slots: dict[int, _Slot] = {}  # as the next submitted plan will find them
         self._uploaded: dict[int, _Slot] = {}  # as the rows that run now see them
         self._queue: list[BatchPlan] = []
+        self._broken: set[int] = set()  # slots whose state a failed step has spoilt, until they are admitted anew
         self._unapplied: dict[int, _Named] = {}
+        self._shared: set[int] = set()  # pages that a slot has read without writing them, until handed out anew
         self._submitted = 0
+        self.prefill_tokens = 0  # of what came with admissions, computed by all rows submitted: without what was shared
 
     def submit(self, plan: BatchPlan) -> None:
         """Checks a plan against everything the contract says, and queues it."""
@@ -114,11 +122,14 @@ class FakeWorker:
             for step, named in self._unapplied.items():
                 assert admission.slot not in named.slots, f"slot {admission.slot} handed out, step {step} names it"
             tokens = list(unpack_tokens(admission.prompt))
-            self._slots[admission.slot] = _Slot(tokens, admission.sampling, known=len(tokens))
+            self._slots[admission.slot] = _Slot(tokens, admission.sampling, len(tokens), known=len(tokens))
+        starts = dict(zip(plan.row_slots, plan.row_starts, strict=True))
+        shared: set[int] = set()
         for grant in plan.grants:
-            self._check_grant(grant.slot, grant.pages)
+            shared |= self._check_grant(grant.slot, grant.pages, starts.get(grant.slot))
             self._slots[grant.slot].table.extend(grant.pages)
         self._check_rows(plan)
+        self._shared |= shared  # from the next step on: in this one their owner may still write them
         self._unapplied[plan.step] = _Named(
             set(plan.row_slots), {page for slot in plan.row_slots for page in self._slots[slot].table}
         )
@@ -131,6 +142,8 @@ class FakeWorker:
         plan = self._queue.pop(0)
         if not self._early_uploads:
             self._upload(plan)
+        if self._broken & set(plan.row_slots):
+            return StepResult(plan.step, (), "a step before it failed")
         rows = [
             (self._uploaded[slot], start, length)
             for slot, start, length in zip(plan.row_slots, plan.row_starts, plan.row_lengths, strict=True)
@@ -147,38 +160,75 @@ class FakeWorker:
                 tokens.append(token)
         return StepResult(plan.step, tuple(tokens))
 
+    def fail(self) -> StepResult:
+        """Fails the oldest submitted plan in the worst way: what it should have written is nonsense."""
+        plan = self._queue.pop(0)
+        if not self._early_uploads:
+            self._upload(plan)
+        for number, start, length in zip(plan.row_slots, plan.row_starts, plan.row_lengths, strict=True):
+            for position in range(start, start + length):
+                for layer in range(2):
+                    self._write(layer, self._uploaded[number], position, _fold(plan.step, position))
+        later = {admission.slot for queued in self._queue for admission in queued.admissions}
+        self._broken |= set(self._uploaded) - later
+        self._slots = {slot: self._slots[slot] for slot in sorted(later)}  # whoever else goes on must be admitted anew
+        return StepResult(plan.step, (), "out of memory")
+
+    def table(self, slot: int) -> list[int]:
+        """The page table of a slot, with the grants of all submitted plans."""
+        return self._slots[slot].table
+
     def applied(self, step: int) -> None:
         """The scheduler has applied the result of `step`."""
         del self._unapplied[step]
 
-    def _check_grant(self, slot: int, pages: tuple[int, ...]) -> None:
+    def _check_grant(self, slot: int, pages: tuple[int, ...], start: int | None) -> set[int]:
+        """Checks the pages that are granted to a slot whose row starts at `start`; those that it shares."""
         assert slot in self._slots, f"pages for slot {slot}, which was never admitted"
         assert pages, "a grant of no pages"
+        assert start is not None, f"pages for slot {slot}, which has no row in the step"
         table = self._slots[slot].table
+        shares = max(0, start // self._page_size - len(table))  # the row does not write them
         for page in pages:
             assert 0 <= page < self._num_pages, f"page {page} does not exist"
             assert page not in table, f"page {page} is in the table of slot {slot} already"
+        for page in pages[shares:]:
             for step, named in self._unapplied.items():
                 assert page not in named.pages, f"page {page} handed out, step {step} names it"
+            self._shared.discard(page)
+        assert len(set(pages)) == len(pages), f"slot {slot} gets a page twice: {pages}"
+        return set(pages[:shares])
 
     def _check_rows(self, plan: BatchPlan) -> None:
         assert 1 <= len(plan.row_slots) <= self._max_running, f"{len(plan.row_slots)} rows"
         assert len(set(plan.row_slots)) == len(plan.row_slots), "a slot has two rows in one step"
         assert sum(plan.row_lengths) <= self._token_budget, f"{sum(plan.row_lengths)} tokens in a step"
+        written: dict[int, int] = {}  # page → slot
         for number, start, length, samples in zip(
             plan.row_slots, plan.row_starts, plan.row_lengths, plan.row_samples, strict=True
         ):
             slot = self._slots[number]
             end = start + length
-            assert start == slot.planned, f"slot {number}: row starts at {start}, the last ended at {slot.planned}"
+            assert start == slot.planned or self._may_skip(slot, start), (
+                f"slot {number}: row starts at {start}, the last ended at {slot.planned}"
+            )
             assert length >= 1 and end <= slot.known, f"slot {number}: row to {end}, {slot.known} tokens known"
             assert samples == (end == slot.known), f"slot {number}: samples {samples}, {end} of {slot.known} tokens"
             assert end <= len(slot.table) * self._page_size, f"slot {number}: no page for token {end - 1}"
+            for page in slot.table[start // self._page_size : -(-end // self._page_size)]:
+                assert page not in self._shared, f"slot {number} writes page {page}, which somebody shares"
+                assert written.setdefault(page, number) == number, f"two slots write page {page} in one step"
+            self.prefill_tokens += max(0, min(end, slot.given) - start)
             slot.planned = end
             slot.known += samples
 
+    def _may_skip(self, slot: _Slot, start: int) -> bool:
+        """Over whole pages that somebody else computes."""
+        return start > slot.planned and start % self._page_size == 0 == slot.planned % self._page_size
+
     def _upload(self, plan: BatchPlan) -> None:
         for admission in plan.admissions:
+            self._broken.discard(admission.slot)
             self._uploaded[admission.slot] = _Slot(list(unpack_tokens(admission.prompt)), admission.sampling)
         for grant in plan.grants:
             self._uploaded[grant.slot].table.extend(grant.pages)

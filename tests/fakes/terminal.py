@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
+from load.serving import eventually
+
 CTRL_C, CTRL_D = "\x03", "\x04"
 PATIENCE_S = 60.0
 
@@ -26,6 +30,9 @@ class Terminal:
         self.text = ""
 
     def type(self, keys: str) -> None:
+        """Once the program waits: a Ctrl-C that comes just before, Python's input() sees with the next key only."""
+        program = psutil.Process(self.process.pid)
+        eventually(lambda: program.status() == psutil.STATUS_SLEEPING, PATIENCE_S, lambda: "it never waits")
         os.write(self._side, keys.encode())
 
     def read_until(self, wanted: str) -> str:

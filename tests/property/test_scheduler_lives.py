@@ -1,8 +1,13 @@
-"""Random lives of sequences in scheduler, allocator and a page-exact fake worker: what must hold whatever happens.
+"""Random lives of sequences in scheduler, cache and a page-exact fake worker: what must hold whatever happens.
 
 SchedulerBench and FakeWorker check after every operation: integrity, the budget, one terminal event each, no page or
-slot handed out that an unapplied step names, tables that only grow, a row for the oldest at least every second step,
-and tokens equal to the solo run.
+slot handed out that an unapplied step names, tables that only grow, nobody writing what others read, a row for the
+oldest at least every second step, a bound on every wait, and tokens equal to the solo run: so they depend neither on
+chunks nor on order, pool, depth or what was cached.
+
+Two profiles: `general` mixes everything; `pressure` has pools of a few pages, prompts that share most of what they
+hold and long answers, so that every step evicts, stalls or retracts. `make fuzz` runs 25,000 machines of each, with
+some twenty sequences in one; `make test` some hundreds.
 """
 
 from __future__ import annotations
@@ -21,19 +26,30 @@ from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.scheduler.limits import Limits
 
 TOKENS = st.integers(0, VOCABULARY - 1)
+HEADS = tuple(tuple((7 * place + 3 * head) % VOCABULARY for place in range(64)) for head in range(3))
+"""Prompts begin with a piece of one of these: the first tokens of the heads differ."""
 
 
 @st.composite
-def limits_of_a_small_engine(draw: Any) -> Limits:
-    page_size = draw(st.sampled_from([1, 2, 3, 16]))
-    max_running = draw(st.integers(1, 5))
+def limits_of_a_small_engine(draw: Any, tight: bool) -> Limits:
+    page_size = draw(st.sampled_from([1, 2, 16] if tight else [1, 2, 3, 16]))
+    max_running = draw(st.integers(2, 6) if tight else st.integers(1, 5))
+    policy = draw(st.sampled_from(["fcfs", "fcfs", "lpm", "dfs-weight", "priority"]))
+    mixed = tight or draw(st.integers(0, 4)) > 0
     return Limits(
         max_running=max_running,
         token_budget=max_running + page_size + draw(st.integers(0, 24)),
         page_size=page_size,
-        num_pages=draw(st.integers(1, 40 // page_size + 2)),
+        num_pages=draw(st.integers(2, 5) if page_size == 16 else st.integers(4, 24)) if tight
+        else draw(st.integers(1, 60 // page_size + 2)),
         context_tokens=draw(st.integers(2, 60)),
-    )
+        policy=policy,
+        reserve="learned" if tight else draw(st.sampled_from(["learned", "learned", "full"])),
+        prefix_cache=tight or draw(st.integers(0, 4)) > 0,
+        mixed=mixed,
+        target_itl_ms=draw(st.sampled_from([0.0, 0.0, 700.0])) if mixed else 0.0,
+        preempt=policy == "priority" and draw(st.booleans()),
+    )  # fmt: skip
 
 
 @st.composite
@@ -43,25 +59,61 @@ def samplings(draw: Any) -> Sampling:
     return Sampling(GREEDY.temperature, GREEDY.top_k, GREEDY.top_p, seed | FAILING_SEED if fails else seed, 0)
 
 
+@st.composite
+def prompts(draw: Any) -> list[int]:
+    head = HEADS[draw(st.integers(0, 2))][: draw(st.integers(0, 40))]
+    tail = draw(st.lists(TOKENS, min_size=0 if head else 1, max_size=12))
+    return [*head, *tail]
+
+
 class Lives(RuleBasedStateMachine):
+    tight = False
     bench: SchedulerBench
 
-    @initialize(limits=limits_of_a_small_engine(), depth=st.integers(0, 1), early_uploads=st.booleans())
-    def start(self, limits: Limits, depth: int, early_uploads: bool) -> None:
+    @initialize(data=st.data(), depth=st.integers(0, 1), early_uploads=st.booleans())
+    def start(self, data: Any, depth: int, early_uploads: bool) -> None:
+        limits = data.draw(limits_of_a_small_engine(self.tight))
         self.bench = SchedulerBench(limits, depth=depth, early_uploads=early_uploads)
 
     @rule(
-        prompt=st.lists(TOKENS, min_size=1, max_size=50) | st.lists(TOKENS, min_size=1, max_size=6),
+        prompt=prompts(),
         max_new_tokens=st.integers(1, 12) | st.integers(1, 60),
         stop_token_ids=st.just(()) | st.sets(TOKENS, min_size=1, max_size=4).map(lambda ids: tuple(sorted(ids))),
         sampling=samplings(),
         copies=st.integers(1, 3),
+        priority=st.integers(0, 2),
+        patience_s=st.none() | st.integers(0, 6),
+        cache_salt=st.sampled_from([b"", b"", b"salt"]),
     )
     def arrive(
-        self, prompt: list[int], max_new_tokens: int, stop_token_ids: tuple[int, ...], sampling: Sampling, copies: int
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        sampling: Sampling,
+        copies: int,
+        priority: int,
+        patience_s: int | None,
+        cache_salt: bytes,
     ) -> None:
         for _ in range(copies):
-            self.bench.add(prompt, max_new_tokens, stop_token_ids=stop_token_ids, sampling=sampling)
+            self.bench.add(
+                prompt,
+                max_new_tokens,
+                stop_token_ids=stop_token_ids,
+                sampling=sampling,
+                priority=priority,
+                deadline_s=None if patience_s is None else self.bench.now + patience_s,
+                cache_salt=cache_salt,
+            )
+
+    @precondition(lambda self: self.bench.lives)
+    @rule(back=st.integers(0, 6), more=st.lists(TOKENS, max_size=6), max_new_tokens=st.integers(1, 30))
+    def go_on(self, back: int, more: list[int], max_new_tokens: int) -> None:
+        """A conversation: what somebody asked and was told so far, and a bit more."""
+        lives = list(self.bench.lives.values())
+        life = lives[-1 - back % len(lives)]
+        self.bench.add([*life.prompt, *life.tokens, *more], max_new_tokens, cache_salt=life.sequence.cache_salt)
 
     @rule()
     def plan(self) -> None:
@@ -78,10 +130,20 @@ class Lives(RuleBasedStateMachine):
             if self.bench.plan() is None and self.bench.scheduler.in_flight:
                 self.bench.apply()
 
+    @precondition(lambda self: self.bench.scheduler.in_flight)
+    @rule()
+    def fail(self) -> None:
+        """The device can not run the oldest step in flight, nor what was planned on top of it."""
+        self.bench.fail()
+
     @rule(back=st.integers(0, 8))
     def abort(self, back: int) -> None:
         """One of the last arrivals, in whatever phase; at times an id that never was."""
         self.bench.abort(SequenceId(len(self.bench.lives) - back + 1))
+
+    @rule(seconds=st.integers(1, 4))
+    def wait(self, seconds: int) -> None:
+        self.bench.now += seconds
 
     @rule()
     def drain(self) -> None:
@@ -93,7 +155,15 @@ class Lives(RuleBasedStateMachine):
             self.bench.finish()
 
 
+class LivesUnderPressure(Lives):
+    tight = True
+
+
 @pytest.mark.slow
-def test_whatever_happens_each_sequence_gets_its_solo_answer_once_and_everything_comes_back() -> None:
+@pytest.mark.parametrize("machine", [Lives, LivesUnderPressure], ids=["general", "pressure"])
+def test_whatever_happens_each_sequence_gets_its_solo_answer_once_and_everything_comes_back(
+    machine: type[Lives],
+) -> None:
     some = settings()
-    run_state_machine_as_test(Lives, settings=settings(some, max_examples=some.max_examples // 3))  # twenty lives each
+    runs = 25_000 if some.max_examples > 1000 else 200
+    run_state_machine_as_test(machine, settings=settings(some, max_examples=runs))

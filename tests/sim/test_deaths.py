@@ -87,7 +87,7 @@ async def test_a_scheduler_death_answers_everybody_too(tiny_llama: Path, monkeyp
         holder = engine.holder()
         ids = [holder.request("the cat", max_tokens=100) for _ in range(4)]
 
-        def breaks(self: Scheduler, result: StepResult) -> Progress:
+        def breaks(self: Scheduler, result: StepResult, now: float) -> Progress:
             monkeypatch.undo()
             raise AssertionError("our own fault")
 

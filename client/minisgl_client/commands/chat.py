@@ -10,10 +10,12 @@ On a terminal with a prompt and an editable line. Else each line of stdin is a t
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     from minisgl_client.client import Client
 
     signal.signal(signal.SIGTERM, _leave)  # at the prompt, a Ctrl-C would only give a hint
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # what is no UTF-8 is refused as part of a message
     with Client(arguments.url, model=arguments.model) as client:
         conversation = Conversation(client, arguments.system, fields_of(arguments), show_for(arguments))
         if not sys.stdin.isatty():
@@ -83,12 +87,14 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": line}]
         pieces: list[Piece] = []
         try:
-            with self._client.stream(messages=messages, **self._fields) as stream, _on_ctrl_c(stream.cancel):
-                for piece in stream:
-                    pieces.append(piece)
-                    self._show.piece(piece)
-        except Cancelled:
-            pass  # by Ctrl-C: what was said is the turn
+            with self._client.stream(messages=messages, **self._fields) as stream, _on_ctrl_c(stream.cancel) as stopped:
+                try:
+                    for piece in stream:
+                        pieces.append(piece)
+                        self._show.piece(piece)
+                except Cancelled:
+                    if not stopped.is_set():
+                        raise  # by the server; by Ctrl-C, what was said is the turn
         except ClientError as error:
             self._show.error("chat", error)
             raise
@@ -123,15 +129,17 @@ def _talk(conversation: Conversation, prompt: str) -> int:
 
 
 @contextmanager
-def _on_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
-    """Acts in place of KeyboardInterrupt: nothing is torn out of gRPC's hands."""
+def _on_ctrl_c(act: Callable[[], None]) -> Iterator[Event]:
+    """Acts in place of KeyboardInterrupt: nothing is torn out of gRPC's hands. Gives what is set when it has acted."""
+    pressed = Event()
 
     def handler(number: int, frame: FrameType | None) -> None:
+        pressed.set()
         act()
 
     before = signal.signal(signal.SIGINT, handler)
     try:
-        yield
+        yield pressed
     finally:
         signal.signal(signal.SIGINT, before)
 

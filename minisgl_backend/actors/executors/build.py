@@ -33,6 +33,12 @@ def make_limits(config: EngineConfig, num_pages: int, context_tokens: int) -> Li
         page_size=config.page_size,
         num_pages=num_pages,
         context_tokens=context_tokens,
+        policy=config.policy,
+        reserve=config.reserve,
+        prefix_cache=config.prefix_cache,
+        mixed=config.mixed,
+        target_itl_ms=config.target_itl_ms,
+        preempt=config.preempt,
     )
 
 

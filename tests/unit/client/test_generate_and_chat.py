@@ -51,6 +51,15 @@ def test_generate_prints_the_answer_and_sends_what_was_asked(server: InferenceSe
     assert json.loads(sent["sampling_parameters"]) == asked
 
 
+def test_a_proxy_for_the_network_is_not_asked_for_this_machine(
+    server: InferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert minisgl("generate", "--url", server.url, "x").stdout == "Paris é\n"
+    assert minisgl("generate", "--url", "minisgl.invalid:8001", "x").returncode == 5
+
+
 @pytest.mark.parametrize("arguments", [(), ("-",)])
 def test_generate_reads_its_prompt_from_stdin(server: InferenceServer, arguments: tuple[str, ...]) -> None:
     assert minisgl("generate", "--url", server.url, *arguments, stdin="a\n\n").returncode == 0
@@ -178,6 +187,20 @@ def test_an_error_ends_a_scripted_chat_with_its_code(server: InferenceServer) ->
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(("status", "code"), [(grpc.StatusCode.CANCELLED, 130), (grpc.StatusCode.UNAVAILABLE, 1)])
+def test_an_answer_that_the_server_ends_early_is_no_turn(
+    server: InferenceServer, status: grpc.StatusCode, code: int
+) -> None:
+    server.script = aborts(status, "ended there", "Pa")
+    done = minisgl("chat", "--url", server.url, stdin="one\ntwo\n")
+    assert (done.returncode, done.stdout) == (code, "Pa\n") and "ended there" in done.stderr
+
+
+def test_a_line_that_is_no_utf8_is_refused(server: InferenceServer) -> None:
+    done = minisgl("chat", "--url", server.url, stdin=b"\xff\n")
+    assert done.returncode == 2 and done.stderr.startswith("minisgl chat: messages: ")
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_chat(server: InferenceServer) -> None:
     server.script = then_waits("what", " was", " said")
     with terminal("chat", "--url", server.url) as person:
@@ -185,7 +208,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(server: InferenceServer) -> Non
         person.type("tell me\n")
         person.read_until("what was said")
         person.type(CTRL_C)
-        person.read_until("> ")
+        person.read_until("^C\r\n> ")
         assert server.cancelled.acquire(timeout=PATIENCE_S)
         server.script = pieces("more", "")
         person.type("go on\n")
@@ -203,7 +226,7 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(server: InferenceSe
         person.type("tell me\n")
         eventually(lambda: server.requests, PATIENCE_S, lambda: "no request")
         person.type(CTRL_C)
-        person.read_until("> ")
+        person.read_until("^C\r\n> ")
         assert server.cancelled.acquire(timeout=PATIENCE_S)
         server.script = pieces("yes")
         person.type("well?\n")
@@ -216,7 +239,9 @@ def test_ctrl_c_before_the_first_word_takes_the_message_back(server: InferenceSe
 def test_ctrl_c_at_the_prompt_hints_and_the_second_one_leaves(server: InferenceServer) -> None:
     with terminal("chat", "--url", server.url) as person:
         person.read_until("> ")
-        person.type("half a thou" + CTRL_C)
+        person.type("half a thou")
+        person.read_until("half a thou")
+        person.type(CTRL_C)
         person.read_until("Ctrl-C again leaves")
         person.read_until("> ")
         person.type("Hé\n")  # then the count begins anew

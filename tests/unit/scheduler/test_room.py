@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from fakes.scheduler_bench import SchedulerBench
@@ -17,9 +19,10 @@ def bench(
     context_tokens: int = 4096,
     max_running: int = 4,
     token_budget: int = 0,
+    reserve: Literal["learned", "full"] = "full",
 ) -> SchedulerBench:
     budget = token_budget or max_running + page_size + 256
-    return SchedulerBench(Limits(max_running, budget, page_size, num_pages, context_tokens))
+    return SchedulerBench(Limits(max_running, budget, page_size, num_pages, context_tokens, reserve=reserve))
 
 
 def outcome(engine: SchedulerBench, id: SequenceId) -> tuple[int, EndReason | None]:

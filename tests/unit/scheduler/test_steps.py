@@ -98,7 +98,7 @@ def test_a_row_without_a_token_ends_its_own_sequence_and_no_other() -> None:
     good, bad, other = engine.add([1, 2], 3), engine.add([3, 4], 3), engine.add([5, 6], 3)
     assert engine.plan() is not None
     result = engine.worker.run()
-    progress = engine.scheduler.apply(StepResult(result.step, (result.tokens[0], NO_TOKEN, result.tokens[2])))
+    progress = engine.scheduler.apply(StepResult(result.step, (result.tokens[0], NO_TOKEN, result.tokens[2])), 0.0)
     assert progress.sequence_ids == (good, other)
     assert progress.ended == (Ended(bad, EndReason.FAILED),)
     engine.scheduler.check_integrity()
@@ -152,7 +152,7 @@ def test_a_result_of_another_step_is_a_bug_that_is_noticed() -> None:
     engine.add([1], 2)
     assert engine.plan() is not None
     with pytest.raises(AssertionError, match="result of step 2, expected 1"):
-        engine.scheduler.apply(StepResult(StepId(2), (3,)))
+        engine.scheduler.apply(StepResult(StepId(2), (3,)), 0.0)
 
 
 def test_a_result_with_a_token_too_few_is_a_bug_that_is_noticed() -> None:
@@ -161,7 +161,7 @@ def test_a_result_with_a_token_too_few_is_a_bug_that_is_noticed() -> None:
     engine.add([2], 2)
     assert engine.plan() is not None
     with pytest.raises(AssertionError, match="step 1: 1 tokens for 2 rows"):
-        engine.scheduler.apply(StepResult(StepId(1), (3,)))
+        engine.scheduler.apply(StepResult(StepId(1), (3,)), 0.0)
 
 
 def test_the_same_arrivals_give_the_same_plans() -> None:

@@ -165,7 +165,7 @@ def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], f
         ),
         (
             b'{"zzz": 1}',
-            "sampling_parameters: unknown parameter 'zzz'; known are add_generation_prompt, chat_",
+            "sampling_parameters: unknown parameter 'zzz'; known are add_generation_prompt, cache_",
         ),
         (b'{"\\ud800": 1}', "sampling_parameters: unknown parameter '\\ud800'"),
         (b'{"' + b"k" * 100_000 + b'": 1}', "sampling_parameters: unknown parameter 'kkkk"),

@@ -19,6 +19,7 @@ from minisgl_backend.text.request import Accepted, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=64, pool_tokens=1000)
+PRIORITIES = RequestLimits(context_tokens=64, pool_tokens=1000, priorities=True)
 
 
 def request(text: bytes | str = "hi", parameters: bytes = b"", **fields: Any) -> Request:
@@ -156,34 +157,35 @@ def test_a_stop_token_beyond_the_vocabulary_is_refused_with_its_place(byte_level
 # ── priority and deadline ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_until_the_scheduler_knows_them_priority_and_deadline_are_refused_by_the_name_the_client_used(
-    byte_level: Tokenizer,
-) -> None:  # DELETE WITH scheduler4
-    for parameters, fields, name in (
-        (b'{"priority": 1}', {}, "priority"),
-        (b"", {"priority": -1}, "priority"),
-        (b'{"deadline_ms": 0.001}', {}, "deadline_ms"),
-        (b"", {"timeout_us": 1}, "timeout"),
-    ):
-        with pytest.raises(UnsupportedFeature, match=f"^{name}: "):
+def test_a_priority_is_refused_where_it_has_no_effect(byte_level: Tokenizer) -> None:
+    for parameters, fields in ((b'{"priority": 1}', {}), (b"", {"priority": -1})):
+        with pytest.raises(UnsupportedFeature, match=r"^priority: this server"):
             accepted(byte_level, "hi", parameters, **fields)
 
 
-@pytest.fixture
-def with_scheduler4(monkeypatch: pytest.MonkeyPatch) -> None:  # DELETE WITH scheduler4
-    monkeypatch.setattr("minisgl_backend.text.request._refuse_until_scheduler4", lambda *_: None)
+def test_a_cache_salt_reaches_the_scheduler_and_is_bounded(byte_level: Tokenizer) -> None:
+    assert accepted(byte_level, "hi").sequence(SequenceId(1), 0.0).cache_salt == b""
+    assert (
+        accepted(byte_level, "hi", b'{"cache_salt": "tenant 7"}').sequence(SequenceId(1), 0.0).cache_salt == b"tenant 7"
+    )
+    assert refusal(byte_level, "hi", b'{"cache_salt": "%s"}' % (b"x" * 257)).startswith(
+        "cache_salt: must hold at most 256"
+    )
+    assert refusal(byte_level, "hi", b'{"cache_salt": 5}').startswith("cache_salt: must be a string")
 
 
-@pytest.mark.usefixtures("with_scheduler4")
 def test_priority_comes_from_either_place_and_two_must_agree(byte_level: Tokenizer) -> None:
-    assert accepted(byte_level, "hi").sequence(SequenceId(1), 0.0).priority == 0
-    assert accepted(byte_level, "hi", priority=-5).sequence(SequenceId(1), 0.0).priority == -5
-    assert accepted(byte_level, "hi", b'{"priority": "7"}').sequence(SequenceId(1), 0.0).priority == 7
-    assert accepted(byte_level, "hi", b'{"priority": 7}', priority=7).priority == 7
-    assert refusal(byte_level, "hi", b'{"priority": 7}', priority=6).startswith("priority: has one value in")
+    assert accepted(byte_level, "hi", limits=PRIORITIES).sequence(SequenceId(1), 0.0).priority == 0
+    assert accepted(byte_level, "hi", limits=PRIORITIES, priority=-5).sequence(SequenceId(1), 0.0).priority == -5
+    assert (
+        accepted(byte_level, "hi", b'{"priority": "7"}', limits=PRIORITIES).sequence(SequenceId(1), 0.0).priority == 7
+    )
+    assert accepted(byte_level, "hi", b'{"priority": 7}', limits=PRIORITIES, priority=7).priority == 7
+    assert refusal(byte_level, "hi", b'{"priority": 7}', limits=PRIORITIES, priority=6).startswith(
+        "priority: has one value in"
+    )
 
 
-@pytest.mark.usefixtures("with_scheduler4")
 def test_a_deadline_counts_from_the_arrival_and_both_names_of_it_must_agree(byte_level: Tokenizer) -> None:
     assert accepted(byte_level, "hi", b'{"deadline_ms": 0}').sequence(SequenceId(1), 100.0).deadline_s is None
     assert accepted(byte_level, "hi", timeout_us=1_500_000).sequence(SequenceId(1), 100.0).deadline_s == 101.5

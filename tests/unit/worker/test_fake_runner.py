@@ -159,3 +159,14 @@ def test_the_fake_device_loads_no_torch(tmp_path: Path) -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_may_begin_behind_and_jump_over_pages_that_others_have_filled() -> None:
+    """Slot 1 begins behind a page of slot 0 in the same step, and jumps over another one in the next."""
+    runner = FakeRunner(CONFIG)
+    prompt = list(range(30, 44))
+    both = (admission(0, prompt), admission(1, prompt))
+    grants = (grant(0, 0, 1, 2, 3), grant(1, 0, 5))
+    first = runner.run(plan(1, ((1, 4, 4, 0), (0, 0, 14, 1)), both, grants))
+    second = runner.run(plan(2, ((1, 12, 2, 1),), grants=(grant(1, 2, 6),)))
+    assert first.tokens == second.tokens == tuple(fake_continuation(prompt, 1))

@@ -20,7 +20,7 @@ from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.errors import ConfigError, ModelUnsupported
 from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.messages.ids import SlotId, StepId
-from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
+from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant, StepResult
 from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.worker.build import build_runner
@@ -234,3 +234,51 @@ def test_a_slot_takes_the_sampling_of_its_present_life(folder: Path) -> None:
     sampled = generate(runner.run, planner, [[7, 8]], 6, samplings=[hot])
     assert sampled != greedy
     assert generate(runner.run, planner, [[7, 8]], 6) == greedy
+
+
+def test_a_step_out_of_memory_is_answered_so_and_the_runner_goes_on_with_who_is_admitted_anew(folder: Path) -> None:
+    """The plan that was made before anybody knew is void; then the same prompt gives the same tokens as ever."""
+    expected = generate(build(folder, kv_bytes=PAGE_BYTES * 64).run, Planner(16, 64), PROMPTS[:2], 4)
+    runner = build(folder, kv_bytes=PAGE_BYTES * 64)
+    planner = Planner(16, 64)
+    for slot in range(2):
+        planner.admit(slot, PROMPTS[slot])
+    model = runner._model  # type: ignore[attr-defined]
+    runner._model = ShortOfMemory()  # type: ignore[attr-defined]
+    result = runner.run(planner.plan([(0, 99), (1, 99)]))
+    assert (result.step, result.tokens, result.failed) == (1, (), "out of memory: 2 GiB wanted")
+    runner._model = model  # type: ignore[attr-defined]
+    late = BatchPlan(StepId(2), (), (), (0, 1), (3, 50), (1, 1), (1, 1))
+    assert runner.run(late) == StepResult(StepId(2), (), "a step before it failed")
+    again = Planner(16, 64)
+    again._step = 2
+    assert generate(runner.run, again, PROMPTS[:2], 4) == expected
+
+
+class ShortOfMemory:
+    """A model that does not fit."""
+
+    def forward(self, *inputs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("2 GiB wanted\nand more lines")
+
+
+def test_a_row_may_read_pages_that_another_row_of_the_same_step_fills(folder: Path) -> None:
+    """Each layer writes the K/V of all rows before any row attends. The reader comes first in the plan, even."""
+    prompt = list(range(100, 140))
+    (expected,) = generate(build(folder, kv_bytes=PAGE_BYTES * 8).run, Planner(16, 8), [prompt], 1)
+    admissions = tuple(Admission(SlotId(slot), pack_tokens(prompt), GREEDY) for slot in range(3))
+    pages = ((0, 1, 2), (0, 1, 3), (0, 4, 5))  # two full pages shared, one, and the tails private
+    grants = tuple(PageGrant(SlotId(slot), pages[slot]) for slot in range(3))
+    plan = BatchPlan(StepId(1), admissions, grants, (2, 1, 0), (16, 32, 0), (24, 8, 40), (1, 1, 1))
+    assert build(folder, kv_bytes=PAGE_BYTES * 8).run(plan).tokens == (expected[0],) * 3
+
+
+def test_a_row_may_jump_over_pages_that_others_have_filled_since_its_last_one(folder: Path) -> None:
+    prompt = list(range(100, 150))
+    (expected,) = generate(build(folder, kv_bytes=PAGE_BYTES * 8).run, Planner(16, 8), [prompt], 1)
+    runner = build(folder, kv_bytes=PAGE_BYTES * 8)
+    admissions = tuple(Admission(SlotId(slot), pack_tokens(prompt), GREEDY) for slot in range(2))
+    first = (PageGrant(SlotId(0), (0, 1, 2, 3)), PageGrant(SlotId(1), (4,)))
+    runner.run(BatchPlan(StepId(1), admissions, first, (0, 1), (0, 0), (50, 16), (1, 0)))
+    then = (PageGrant(SlotId(1), (1, 2, 5)),)
+    assert runner.run(BatchPlan(StepId(2), (), then, (1,), (48,), (2,), (1,))).tokens == (expected[0],)

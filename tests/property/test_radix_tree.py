@@ -1,0 +1,230 @@
+"""The radix tree against a naive one: a dict from every prefix of whole pages to the last page of it.
+
+After every operation the tree proves its own integrity, and all its sizes are compared with the dict. What is evicted
+must be exactly what the dict says: least recently used first, tails before heads, nothing that is locked.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minisgl_backend.cache.node import RadixNode
+from minisgl_backend.cache.radix import Evicted, RadixCache
+from minisgl_backend.messages.ids import StepId
+from minisgl_backend.messages.tokens import pack_tokens
+
+Prefix = tuple[int, ...]  # symbols, one a page
+NAMESPACES = (b"", b"salt", b"other")
+symbols = st.lists(st.integers(0, 3), max_size=7)
+
+
+@dataclass
+class Lock:
+    """One sequence: the symbols of its prompt, and how many of its pages it has locked."""
+
+    namespace: bytes
+    prefix: Prefix
+    node: RadixNode
+
+
+@dataclass
+class Page:
+    id: int
+    used: int  # when it was last unlocked
+    step: int  # the last that names it
+
+
+class RadixAgainstDict(RuleBasedStateMachine):
+    @initialize(page_size=st.sampled_from([1, 2, 16]))
+    def start(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.tree = RadixCache(page_size)
+        self.pages: dict[tuple[bytes, Prefix], Page] = {}
+        self.locks: list[Lock] = []
+        self.clock = 0
+        self.step = 0  # the last that was planned
+        self.fresh = 0
+
+    # ── the naive tree ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def key(self, prefix: Prefix, rest: int = 0) -> bytes:
+        """A page of symbol s is s // 2 again and again, and s at its end: pages differ late. `rest`: more tokens."""
+        tokens = [token for s in prefix for token in [s // 2] * (self.page_size - 1) + [s]]
+        return pack_tokens(tokens + [0] * min(rest, self.page_size - 1))
+
+    def cached(self, namespace: bytes, prefix: Prefix, limit: int) -> int:
+        """Pages of the longest prefix that is there."""
+        count = 0
+        while count < min(limit, len(prefix)) and (namespace, prefix[: count + 1]) in self.pages:
+            count += 1
+        return count
+
+    def ids(self, namespace: bytes, prefix: Prefix, start: int = 0) -> list[int]:
+        return [self.pages[namespace, prefix[: i + 1]].id for i in range(start, len(prefix))]
+
+    def is_locked(self, namespace: bytes, prefix: Prefix) -> bool:
+        return any(lock.namespace == namespace and lock.prefix[: len(prefix)] == prefix for lock in self.locks)
+
+    def evictable(self) -> list[tuple[bytes, Prefix]]:
+        """All that may go, in the order in which it should."""
+        free = [place for place in self.pages if not self.is_locked(*place)]
+        return sorted(free, key=lambda place: (self.pages[place].used, -len(place[1])))
+
+    # ── what may happen ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @rule(namespace=st.sampled_from(NAMESPACES), prompt=symbols, rest=st.integers(0, 15), limit=st.integers(0, 8))
+    def match(self, namespace: bytes, prompt: list[int], rest: int, limit: int) -> None:
+        prefix = tuple(prompt)
+        found = self.cached(namespace, prefix, limit)
+        unlocked = sum(not self.is_locked(namespace, prefix[: i + 1]) for i in range(found))
+        key = self.key(prefix, rest)
+        before = self.tree.counts.splits
+        assert self.tree.peek(namespace, key, limit) == (found, unlocked)
+        assert self.tree.counts.splits == before, "a peek splits nothing"
+        node, pages = self.tree.match(namespace, key, limit)
+        assert pages.tolist() == self.ids(namespace, prefix[:found])
+        self.locks.append(Lock(namespace, prefix[:found], node))
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data(), more=symbols.filter(bool))
+    def insert(self, data: Any, more: list[int]) -> None:
+        """As a sequence does when its chunk is planned, or its tokens are confirmed."""
+        lock = data.draw(st.sampled_from(self.locks))
+        self.step += data.draw(st.integers(0, 1))
+        ids = array("i", range(self.fresh, self.fresh + len(more)))
+        is_there = (lock.namespace, (*lock.prefix, more[0])) in self.pages
+        node = self.tree.insert(lock.node, self.key(tuple(more)), ids, StepId(self.step))
+        assert (node is None) == is_there, "refused when, and only when, its first page is there"
+        if node is None:
+            return
+        self.fresh += len(more)
+        for count, id in enumerate(ids, 1):
+            prefix = (*lock.prefix, *more[:count])
+            self.pages[lock.namespace, prefix] = Page(id, 0, self.step)
+        lock.prefix, lock.node = (*lock.prefix, *more), node
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data(), more=symbols, limit=st.integers(0, 12))
+    def follow(self, data: Any, more: list[int], limit: int) -> None:
+        """As a sequence does that meets pages of others on its way."""
+        lock = data.draw(st.sampled_from(self.locks))
+        at, wanted = len(lock.prefix), (*lock.prefix, *more)
+        found = max(at, self.cached(lock.namespace, wanted, limit))
+        lock.node, pages = self.tree.follow(lock.node, self.key(wanted), at, limit)
+        assert pages.tolist() == self.ids(lock.namespace, wanted[:found], at)
+        lock.prefix = wanted[:found]
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def unlock(self, data: Any) -> None:
+        self.release(data)
+
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data())
+    def fail(self, data: Any) -> None:
+        """A sequence whose K/V is not to be trusted: nobody may find what it alone uses."""
+        lock = self.release(data)
+        gone: list[tuple[bytes, Prefix]] = []
+        prefix = lock.prefix
+        while (
+            prefix and not self.is_locked(lock.namespace, prefix) and not self.has_child(lock.namespace, prefix, gone)
+        ):
+            gone.append((lock.namespace, prefix))
+            prefix = prefix[:-1]
+        evicted = self.tree.forget(lock.node)
+        self.take_out(evicted, gone)
+
+    def release(self, data: Any) -> Lock:
+        lock = self.locks.pop(data.draw(st.integers(0, len(self.locks) - 1)))
+        self.clock += 1
+        self.step += 1
+        self.tree.unlock(lock.node, StepId(self.step))
+        for count in range(1, len(lock.prefix) + 1):
+            page = self.pages[lock.namespace, lock.prefix[:count]]
+            page.step = self.step
+            if not self.is_locked(lock.namespace, lock.prefix[:count]):
+                page.used = self.clock
+        return lock
+
+    def has_child(self, namespace: bytes, prefix: Prefix, gone: Seq[tuple[bytes, Prefix]] = ()) -> bool:
+        below = [(namespace, (*prefix, s)) for s in range(4)]
+        return any(place in self.pages and place not in gone for place in below)
+
+    @rule(count=st.integers(1, 12))
+    def evict(self, count: int) -> None:
+        self.take_out(self.tree.evict(count, StepId(self.step)), self.evictable()[:count])
+
+    @rule(count=st.integers(1, 12), back=st.integers(0, 4))
+    def evict_under_steps_in_flight(self, count: int, back: int) -> None:
+        """What is named by a step in flight comes last; which of it the dict does not say, because steps are kept per
+        node. But it is always as much as asked for, never locked, from the tails, and tagged late enough."""
+        applied = max(0, self.step - back)
+        settled = sum(page.step <= applied for place, page in self.pages.items() if not self.is_locked(*place))
+        places = {page.id: place for place, page in self.pages.items()}
+        free = len(self.evictable())
+        evicted = self.tree.evict(count, StepId(applied))
+        late = sum(len(one.pages) for one in evicted if one.step > applied)
+        gone = [places[id] for one in evicted for id in one.pages]
+        assert len(gone) == min(count, free)
+        assert late >= len(gone) - settled, "the dict has fewer that no step in flight names"
+        self.take_out(evicted, gone)
+        assert not any(self.has_child(*place) for place in gone), "a page went before one behind it"
+
+    @precondition(lambda self: not self.locks)
+    @rule()
+    def reset(self) -> None:
+        self.take_out(self.tree.reset(), list(self.pages))
+
+    @rule()
+    def drain(self) -> None:
+        """Everybody leaves, and all is evicted page by page: the order must be that of the dict."""
+        while self.locks:
+            lock = self.locks.pop()
+            self.clock += 1
+            self.tree.unlock(lock.node, StepId(self.step))
+            for count in range(1, len(lock.prefix) + 1):
+                if not self.is_locked(lock.namespace, lock.prefix[:count]):
+                    self.pages[lock.namespace, lock.prefix[:count]].used = self.clock
+        while self.pages:
+            self.take_out(self.tree.evict(1, StepId(self.step)), self.evictable()[:1])
+
+    def take_out(self, evicted: list[Evicted], places: list[tuple[bytes, Prefix]]) -> None:
+        assert sorted(id for one in evicted for id in one.pages) == sorted(self.pages[place].id for place in places)
+        tags = {id: one.step for one in evicted for id in one.pages}
+        for place in places:
+            page = self.pages[place]
+            assert not self.is_locked(*place), f"page {page.id} was taken from under a lock"
+            assert tags[page.id] >= page.step, f"page {page.id} could be handed out before step {page.step}"
+            del self.pages[place]
+
+    @invariant()
+    def is_sound(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        self.tree.check([lock.node for lock in self.locks])
+        assert sorted(self.tree.pages()) == sorted(page.id for page in self.pages.values())
+        assert self.tree.total_pages == len(self.pages)
+        assert self.tree.evictable_pages == len(self.evictable())
+
+
+@pytest.mark.slow
+def test_the_tree_holds_exactly_what_a_dict_of_prefixes_holds_whatever_happens() -> None:
+    some = settings()
+    run_state_machine_as_test(
+        RadixAgainstDict, settings=settings(some, max_examples=max(300, some.max_examples), stateful_step_count=40)
+    )

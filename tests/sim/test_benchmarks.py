@@ -1,0 +1,58 @@
+"""The benchmarks of the real model, on a tiny one: they run, and what they compare is the same on both sides."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fakes.tiny_model import make_tiny_llama
+from load.bench import mixed, retraction
+from load.workloads import independent
+from minisgl_backend.llm import LLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path) -> Iterator[dict[str, LLM]]:
+    modes = {"mixed": {"mixed": True}, "either-or": {"mixed": False}, "target": {"mixed": True, "target_itl_ms": 20.0}}
+    sizes = {"device": "cpu", "executor": "inline", "max_running": 4, "token_budget": 32, "kv_bytes": 8 << 20}
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(LLM(folder, **sizes, **settings))  # type: ignore[arg-type]
+            for name, settings in modes.items()
+        }
+
+
+def test_greedy_tokens_are_the_same_mixed_either_or_and_under_a_target(engines: dict[str, LLM]) -> None:
+    mixed.check_same_answers(list(engines.values()), ["the cat", "a thing of the"], "in the world " * 30)
+
+
+def test_a_round_measures_every_stream_while_the_prompts_arrive(engines: dict[str, LLM]) -> None:
+    for number, (name, engine) in enumerate(engines.items()):
+        waits = mixed.Waits()
+        prompts = [f"{number} {prompt} " + "in the world " * 60 for prompt in range(2)]
+        mixed.measure_round(engine, ["the cat", "a thing"], prompts, waits)
+        assert len(waits.ttft_s) == 2 and len(waits.itl_s) >= 2
+        assert mixed.describe(name, waits)["tokens"] == len(waits.itl_s)
+        assert engine.stats().running <= 2, "the streams were left"
+
+
+def test_learned_room_and_the_worst_case_give_the_same_answers_and_learned_runs_more(folder: Path) -> None:
+    requests = independent.generate(40, retraction.PROMPT_TOKENS, retraction.MAX_NEW_TOKENS, (1, 512), 0)
+    arguments = Namespace(model=str(folder), device="fake")
+    full, learned = (
+        retraction.run(retraction._config(arguments, reserve, folder), folder, requests)
+        for reserve in ("full", "learned")
+    )
+    assert full.tokens == learned.tokens
+    assert all(len(full.tokens[request.number]) == len(request.answer) for request in requests)
+    assert full.retractions == 0
+    assert sum(learned.running) / len(learned.running) >= 1.4 * sum(full.running) / len(full.running)
