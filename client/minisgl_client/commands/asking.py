@@ -43,7 +43,7 @@ class Show(Protocol):
 
     def piece(self, piece: Piece) -> None: ...
 
-    def end(self, pieces: list[Piece]) -> None: ...
+    def end(self, pieces: list[Piece], *, stopped: bool = False) -> None: ...  # stopped: by Ctrl-C
 
     def error(self, command: str, error: ClientError) -> None: ...
 
@@ -61,9 +61,9 @@ class ShowText:
         if piece.text:
             self._in_line = not piece.text.endswith("\n")
 
-    def end(self, pieces: list[Piece]) -> None:
-        """Closes the line."""
-        if self._in_line:
+    def end(self, pieces: list[Piece], *, stopped: bool = False) -> None:
+        """Closes the line, in which the terminal may have written ^C."""
+        if self._in_line or stopped:
             print(flush=True)
         self._in_line = False
 
@@ -80,9 +80,9 @@ class ShowEvents:
         """As it comes."""
         self._put("piece", text=piece.text, finish_reason=piece.finish_reason, usage=dataclasses.asdict(piece.usage))
 
-    def end(self, pieces: list[Piece]) -> None:
+    def end(self, pieces: list[Piece], *, stopped: bool = False) -> None:
         """The whole answer; its reason is "cancelled" when it was stopped here."""
-        reason = (pieces[-1].finish_reason if pieces else None) or "cancelled"
+        reason = "cancelled" if stopped else pieces[-1].finish_reason
         usage = dataclasses.asdict(total([piece.usage for piece in pieces]))
         self._put("answer", text="".join(piece.text for piece in pieces), finish_reason=reason, usage=usage)
 

@@ -86,6 +86,7 @@ class Conversation:
     def _turn(self, line: str) -> None:
         messages = [*self._messages, {"role": "user", "content": line}]
         pieces: list[Piece] = []
+        cancelled = False
         try:
             with self._client.stream(messages=messages, **self._fields) as stream, _on_ctrl_c(stream.cancel) as stopped:
                 try:
@@ -95,10 +96,11 @@ class Conversation:
                 except Cancelled:
                     if not stopped.is_set():
                         raise  # by the server; by Ctrl-C, what was said is the turn
+                    cancelled = True
         except ClientError as error:
             self._show.error("chat", error)
             raise
-        self._show.end(pieces)
+        self._show.end(pieces, stopped=cancelled)
         if said := "".join(piece.text for piece in pieces):
             self._messages = [*messages, {"role": "assistant", "content": said}]
 
