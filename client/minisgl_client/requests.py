@@ -33,6 +33,7 @@ class SamplingFields(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     priority: int  # smaller runs earlier
     deadline_ms: float | None  # the server's own limit, from the arrival of the request
+    cache_salt: str | None  # requests share cached prefixes only under the same one
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
 
