@@ -66,7 +66,7 @@ LONG_PROMPT = 2_048
 def takes_long(prompt: Prompt) -> bool:
     """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
     if isinstance(prompt, ChatPrompt):
-        return prompt.template is not None or len(prompt.messages) >= LONG_PROMPT
+        return prompt.template is not None or bool(prompt.arguments) or len(prompt.messages) >= LONG_PROMPT
     return isinstance(prompt, TextPrompt) and len(prompt.text) >= LONG_PROMPT
 
 
@@ -99,6 +99,8 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> b
             ids = _encoded_chat(prompt, tokenizer, limits)
     except RequestError:
         raise
+    except RecursionError:
+        raise InvalidRequest(prompt.field, "is nested too deeply") from None
     except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
         raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
     _check_ids(prompt.field, ids, tokenizer, limits)
