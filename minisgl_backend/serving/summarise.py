@@ -36,8 +36,7 @@ from minisgl_backend.serving.calls import Call, model_call
 from minisgl_backend.serving.parameters import MAX_BYTES
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
-from minisgl_backend.serving.sender import Outbox
-from minisgl_backend.serving.settings import BridgeConfig
+from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
 from minisgl_backend.text.values import integer, json_object
@@ -78,7 +77,7 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
     outbox.start(summariser.cancel)
     summariser.start()
     bridge = Bridge(stub, summariser, outbox, name=NAME, read=read_text)
-    bridge.limit_drain(args, BridgeConfig().drain_s)
+    bridge.limit_drain(args, settings.drain_s)
     return bridge
 
 
@@ -181,7 +180,7 @@ class Summariser:
             shared.changed.notify_all()
             left = tuple(shared.open)
         for id in left:
-            self._fail(id, Status.UNAVAILABLE, "the model is being unloaded")
+            self._fail(id, Status.UNAVAILABLE, UNLOADED)
         for worker in self._workers:
             worker.join(STOP_S / len(self._workers))
         if any(worker.is_alive() for worker in self._workers):

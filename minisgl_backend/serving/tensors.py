@@ -94,6 +94,8 @@ def _lists(tensors: Tensors) -> dict[str, Any]:
     lists: dict[str, Any] = {name: _words(tensors, name) for name in _WORDS}
     ids = _array(tensors, "stop_token_ids", np.int32, "INT32")
     if ids is not None:
+        if ids.size > MAX_STOP_TOKEN_IDS:  # before millions of them become Python's on Triton's thread
+            raise InvalidRequest("stop_token_ids", f"must hold at most {MAX_STOP_TOKEN_IDS} token ids, got {ids.size}")
         lists["stop_token_ids"] = list(token_ids("stop_token_ids", ids.reshape(-1).tolist(), MAX_STOP_TOKEN_IDS))
     return {name: values for name, values in lists.items() if values}
 
