@@ -127,10 +127,13 @@ class Sharing:
         self.tree.unlock(node, step)
 
     def forget(self, state: SequenceState) -> None:
-        """`leave` for a sequence whose numbers are not finite: nobody should read what it alone has written."""
+        """`leave` for a sequence whose numbers are not finite. They may come from any of the pages it has read,
+        and would come to whoever else reads that one: from now on nobody finds them.
+        """
         self._pages.release(state.pages[state.tree_pages :], state.last_step)
         if state.node is not None:
             self.tree.unlock(state.node, state.last_step)
+            self.tree.hide(state.node)
             self._take_back(self.tree.forget(state.node))
 
     def frees_pages(self, state: SequenceState) -> bool:
