@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def render_client_template(source: str, variables: Mapping[str, Any]) -> str:
 
 
 def _main() -> None:
-    """The process."""
+    """The process. It steps back behind the engine's own."""
+    os.nice(5)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     asked = json.load(sys.stdin.buffer)

@@ -66,8 +66,13 @@ LONG_PROMPT = 2_048
 def takes_long(prompt: Prompt) -> bool:
     """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
     if isinstance(prompt, ChatPrompt):
-        return prompt.template is not None or bool(prompt.arguments) or len(prompt.messages) >= LONG_PROMPT
+        return is_client_code(prompt) or bool(prompt.arguments) or len(prompt.messages) >= LONG_PROMPT
     return isinstance(prompt, TextPrompt) and len(prompt.text) >= LONG_PROMPT
+
+
+def is_client_code(prompt: Prompt) -> bool:
+    """Whether `prompt_ids` runs a template that the client wrote: for seconds, when it means ill."""
+    return isinstance(prompt, ChatPrompt) and prompt.template is not None
 
 
 def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, limits: RequestLimits) -> Prompt:
