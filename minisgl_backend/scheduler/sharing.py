@@ -1,7 +1,8 @@
 """What of a sequence's pages others may read, from its admission to its release.
 
-Where it stands in the flow: between the scheduler and the tree with its pages (`cache/`). `Scheduler` begins, follows
-and enters here while it plans and confirms; `release.py` leaves. The rules are those of docs/scheduler.md:
+Where it stands in the flow: between the scheduler and the tree with its pages (`cache/`). `planner.py` begins, follows
+and enters prompts, `Scheduler.apply` enters confirmed tokens, `release.py` leaves. The rules are those of
+docs/scheduler.md:
 
 - A sequence owns the pages behind its first `tree_pages`; those are the tree's, which it locks up to `node`.
 - Full pages of a prompt enter when they are planned: steps run in order, and in a step each layer writes the K/V of
