@@ -169,3 +169,14 @@ def test_lpm_looks_again_for_what_a_failed_step_took_from_the_cache() -> None:
     assert len(engine.life(oldest).tokens) == told + 1, "nothing is cached any more, so the oldest comes first"
     assert not engine.life(cached).tokens
     engine.finish()
+
+
+@DEPTHS
+def test_who_decodes_alone_in_a_step_that_fails_fails_too(depth: int) -> None:
+    engine = bench(depth)
+    bad = engine.add(numbers(9), 5)
+    engine.step()
+    plan = engine.plan()
+    assert plan is not None and plan.row_starts == (9,)
+    assert engine.fail().ended == (Ended(bad, EndReason.FAILED),)
+    engine.finish()
