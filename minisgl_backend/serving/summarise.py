@@ -33,12 +33,12 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.bridge import Bridge
 from minisgl_backend.serving.calls import Call, model_call
-from minisgl_backend.serving.parameters import MAX_BYTES
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES
 from minisgl_backend.text.values import integer, json_object
 
 NAME = "summarise"
@@ -253,7 +253,7 @@ def prompt_of(part: str, so_far: str) -> str:
 
 def _read(request: Request) -> _Text:
     """Raises RequestError. Parameters that are not ours are passed on to the model that is asked, which knows them."""
-    given = json_object(request.parameters or b"{}", "sampling_parameters", MAX_BYTES)
+    given = json_object(request.parameters or b"{}", "sampling_parameters", MAX_PARAMETERS_BYTES)
     part_bytes = integer("part_bytes", given.pop("part_bytes", PART_BYTES[1]), PART_BYTES[0], PART_BYTES[2])
     max_tokens = integer("max_tokens", given.pop("max_tokens", MAX_TOKENS[1]), MAX_TOKENS[0], MAX_TOKENS[2])
     parts = tuple(part for part in split_parts(_text(request.text_input), part_bytes) if part.strip())

@@ -17,7 +17,6 @@ from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.parameters import (
     BOOL_OPTIONS,
-    MAX_BYTES,
     merge_option,
     merge_sampling,
     merge_timeout,
@@ -26,7 +25,7 @@ from minisgl_backend.serving.parameters import (
 )
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.triton import InferenceRequest, Tensor
-from minisgl_backend.text.parameters import MAX_STOP_TOKEN_IDS
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES, MAX_STOP_TOKEN_IDS
 from minisgl_backend.text.values import token_ids
 
 _WORDS = ("stop", "stop_words", "bad_words")
@@ -102,8 +101,8 @@ def _lists(tensors: Tensors) -> dict[str, Any]:
 
 def _words(tensors: Tensors, name: str) -> list[str]:
     words = [word for word in _elements(tensors, name) if word]
-    if sum(map(len, words)) > MAX_BYTES:
-        raise InvalidRequest(name, f"must hold at most {MAX_BYTES} bytes")
+    if sum(map(len, words)) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequest(name, f"must hold at most {MAX_PARAMETERS_BYTES} bytes")
     try:
         return [word.decode("utf-8") for word in words]
     except UnicodeDecodeError:
