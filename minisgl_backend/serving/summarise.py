@@ -256,15 +256,21 @@ def _read(request: Request) -> _Text:
     given = json_object(request.parameters or b"{}", "sampling_parameters", MAX_PARAMETERS_BYTES)
     part_bytes = integer("part_bytes", given.pop("part_bytes", PART_BYTES[1]), PART_BYTES[0], PART_BYTES[2])
     max_tokens = integer("max_tokens", given.pop("max_tokens", MAX_TOKENS[1]), MAX_TOKENS[0], MAX_TOKENS[2])
-    parts = tuple(part for part in split_parts(_text(request.text_input), part_bytes) if part.strip())
+    text = _text(request.text_input)
+    _refuse_many(-(-len(request.text_input or b"") // part_bytes))  # at least so many: said before anything is split
+    parts = tuple(part for part in split_parts(text, part_bytes) if part.strip())
     if not parts:
         raise InvalidRequest("text_input", "must not be empty")
-    if len(parts) > MAX_PARTS:
-        raise InvalidRequest("text_input", f"makes {len(parts)} parts, at most {MAX_PARTS} are taken; raise part_bytes")
+    _refuse_many(len(parts))
     if request.priority:
         given["priority"] = request.priority
     given.setdefault("temperature", 0)
     return _Text(request.id, parts, max_tokens, given, PartOrder(len(parts)))
+
+
+def _refuse_many(parts: int) -> None:
+    if parts > MAX_PARTS:
+        raise InvalidRequest("text_input", f"makes {parts} parts, at most {MAX_PARTS} are taken; raise part_bytes")
 
 
 def _text(raw: bytes | None) -> str:

@@ -14,6 +14,7 @@ from fakes.triton_stub import FakeStub, Log, request
 from minisgl_backend.errors import ConfigError, EngineUnavailable, RequestError, Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving import summarise
 from minisgl_backend.serving.bridge import Bridge
 from minisgl_backend.serving.calls import Said
 from minisgl_backend.serving.summarise import Settings, Summariser, prompt_of, read_settings, read_text, start
@@ -253,6 +254,14 @@ def test_bad_input_is_refused_by_name(rig: Rig, text: bytes | None, parameters: 
     assert isinstance(end, Failed) and end.status is Status.INVALID_ARGUMENT
     assert end.message.startswith(message)
     assert rig.model.calls == []
+
+
+def test_a_text_of_far_too_many_parts_is_refused_without_being_split(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second and a half of Triton's thread otherwise."""
+    monkeypatch.delattr(summarise, "split_parts")
+    rig.summariser.submit(asked(1, b"a" * (16 << 20), b'{"part_bytes": 64}'))
+    end = rig.outputs.wait_end(1)
+    assert isinstance(end, Failed) and end.message.startswith("text_input: makes 262144 parts, at most 4096 are taken")
 
 
 @pytest.mark.parametrize(
