@@ -116,6 +116,7 @@ def test_nobody_reads_what_a_row_without_a_token_has_read_though_others_left_pag
     assert engine.plan() is not None
     engine.abort(leaving)
     assert engine.apply().ended
+    assert engine.scheduler.gauges().cached_pages == 3, "what it alone had is given back"
     later = engine.add([*shared, 9], 3)
     plan = engine.plan()
     assert plan is not None and plan.row_starts == (0,), "the prefix is computed anew"
