@@ -188,14 +188,6 @@ PAGE_RULES = (
         "rule-6-nothing-enters-at-the-end",
     ),
     Mutation(
-        "rule 7: a resumed one counts the tokens that landed while it waited",
-        "scheduler/planner.py",
-        "            state.refresh(self._page_size)\n            self._sharing.begin(state)",
-        "            self._sharing.begin(state)\n            state.refresh(self._page_size)",
-        (_PAGES + "test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since",),
-        "rule-7-late-tokens-do-not-count",
-    ),
-    Mutation(
         "rule 6: who extends skips over what came into the tree",
         "scheduler/planner.py",
         "followed = self._sharing.follow(state)",
@@ -224,7 +216,7 @@ PAGE_RULES = (
         "scheduler/sequence.py",
         "self.limit_pages = (self.known - 1) // page_size",
         "self.limit_pages = self.known // page_size",
-        (_PRESSURE,),
+        (_PAGES + "test_a_resumed_sequence_whose_twin_went_on_still_computes_its_last_token",),
         "rule-7-a-whole-resumed-one-is-found",
     ),
     Mutation(

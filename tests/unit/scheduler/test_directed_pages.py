@@ -137,6 +137,24 @@ def test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since
     engine.finish()
 
 
+@DEPTHS
+def test_a_resumed_sequence_whose_twin_went_on_still_computes_its_last_token(depth: int) -> None:
+    """All that it knows is in the tree, and more: but the logits behind its last token are nowhere."""
+    engine = bench(depth, num_pages=24, page_size=1, max_running=2, token_budget=20)
+    twin, retracted = (engine.add(numbers(6), 17) for _ in range(2))
+    while not engine.retractions:
+        if engine.plan() is None or not depth:
+            engine.apply()
+    state = engine.scheduler._live[retracted]
+    while state.slot < 0:
+        plan = engine.plan()
+        if plan is None or not depth:
+            engine.apply()
+    assert engine.life(twin).ended is EndReason.LENGTH
+    assert plan is not None and (plan.row_starts, plan.row_lengths) == ((state.known - 1 - (not depth),), (1,))
+    engine.finish()
+
+
 # ── rule 9: what a step in flight names ──────────────────────────────────────────────────────────────────────────────
 
 
