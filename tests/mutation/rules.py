@@ -311,7 +311,7 @@ ROOM_RULES = (
         "scheduler/planner.py",
         "if victim.arrival <= taker.arrival:",
         "if victim is taker:\n                continue\n            if False:",
-        (_PAGES + "test_the_oldest_is_never_retracted_and_a_retracted_one_goes_on_with_the_same_tokens",),
+        (_PAGES + "test_a_younger_one_that_lacks_a_page_waits_and_takes_none_from_an_older",),
         "rule-14-the-oldest-is-a-victim",
     ),
     Mutation(

@@ -262,6 +262,19 @@ def test_the_oldest_is_never_retracted_and_a_retracted_one_goes_on_with_the_same
 
 
 @DEPTHS
+def test_a_younger_one_that_lacks_a_page_waits_and_takes_none_from_an_older(depth: int) -> None:
+    """Seven pages: when the younger needs its fourth, the older has four. It waits until the older one ends."""
+    engine = bench(depth, num_pages=7, token_budget=20)
+    older, younger = engine.add(numbers(8), 8), engine.add(numbers(7, start=9), 8)
+    while engine.life(older).ended is None:
+        if engine.plan() is None or not depth:
+            engine.apply()
+    assert engine.life(younger).had_a_row and len(engine.life(younger).tokens) < 8
+    engine.finish()
+    assert engine.retractions == 0
+
+
+@DEPTHS
 def test_with_the_full_reserve_nobody_is_ever_retracted(depth: int) -> None:
     limits = Limits(4, 64, 4, 16, 256, reserve="full")
     engine = SchedulerBench(limits, depth=depth, early_uploads=True)
