@@ -17,10 +17,6 @@ _NUMBERS = _UNIT + "test_directed_numbers.py::"
 _CASES = "tests/cases/test_prefix_cache.py::"
 _RADIX = "tests/property/test_radix_tree.py::test_the_tree_holds_exactly_what_a_dict_of_prefixes_holds_whatever_happens"
 _ORDERS = "tests/property/test_orders.py::test_each_order_puts_first_whom_its_definition_names_and_lets_nobody_starve"
-_PRESSURE = (
-    "tests/property/test_scheduler_lives.py::"
-    "test_whatever_happens_each_sequence_gets_its_solo_answer_once_and_everything_comes_back[pressure]"
-)
 
 OVERLAP_RULES = (
     Mutation(
@@ -319,7 +315,7 @@ ROOM_RULES = (
         "scheduler/planner.py",
         "        self._keep_for_oldest()\n        if self._limits.mixed",
         "        if self._limits.mixed",
-        (_PRESSURE,),
+        (_PAGES + "test_rows_of_younger_ones_do_not_take_every_page_before_the_oldest_ones_prompt",),
         "rule-14-the-oldest-prompt-starves",
     ),
     Mutation(

@@ -274,6 +274,26 @@ def test_a_younger_one_that_lacks_a_page_waits_and_takes_none_from_an_older(dept
     assert engine.retractions == 0
 
 
+@pytest.mark.parametrize(
+    ("streams", "num_pages", "prompt_tokens"), [(6, 48, 20), (6, 48, 26), (7, 49, 20), (7, 63, 20)]
+)
+def test_rows_of_younger_ones_do_not_take_every_page_before_the_oldest_ones_prompt(
+    streams: int, num_pages: int, prompt_tokens: int
+) -> None:
+    """The oldest has the worst priority, so others decode while its prompt is under way. They have learned to hope for
+    short answers, which these are not. What a victim frees is just what the rows before the prompt need, twice."""
+    limits = Limits(streams + 1, streams + 2, 1, num_pages, 256, policy="priority")
+    engine = SchedulerBench(limits)
+    for number in range(100):
+        engine.add([number % 23], 50, stop_token_ids=tuple(range(23)))
+    engine.finish()
+    engine.add([(3 * place + 7) % 23 for place in range(prompt_tokens)], 2, priority=9)
+    for number in range(streams):
+        engine.add([*range(10), number], 20)
+    engine.finish()
+    assert engine.retractions > 0
+
+
 @DEPTHS
 def test_with_the_full_reserve_nobody_is_ever_retracted(depth: int) -> None:
     limits = Limits(4, 64, 4, 16, 256, reserve="full")
