@@ -189,10 +189,8 @@ class RadixCache:
         while at is not None:
             parent = at.parent
             at.locks -= 1
-            if step > at.step:
+            if step > at.step:  # so never an earlier one above a later one: who locks a node locks those above it
                 at.step = step
-            else:
-                step = at.step  # never an earlier one above a later one
             if not at.locks:
                 if parent is not None:  # from the leaf up: what is below a node stands before it
                     self._lru[at] = None
@@ -277,7 +275,7 @@ class RadixCache:
         """Forgets everything. No node may be locked."""
         assert not any(root.locks for root in self._roots.values()), "a reset under somebody's lock"
         evicted = [Evicted(node.pages, node.step) for node in self._lru]
-        for node in self._lru:
+        for node in self._lru:  # no cycles are left to the garbage collector
             node.parent = None
             node.children.clear()
         self._lru.clear()
