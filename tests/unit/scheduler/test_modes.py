@@ -89,6 +89,19 @@ def test_found_in_the_cache_is_what_admissions_found_and_not_the_copies_that_cam
     assert engine.scheduler.gauges().matched_pages == 2
 
 
+@DEPTHS
+def test_under_lpm_those_who_wait_gain_by_what_a_running_prompt_brings_into_the_cache(depth: int) -> None:
+    engine = bench(depth, max_running=1, policy="lpm")
+    shared = list(range(2 * engine.limits.page_size))
+    engine.add([*shared, 1], 1)
+    other, gains = engine.add([9] * 5, 1), engine.add([*shared, 2], 1)
+    while engine.life(gains).ended is None:
+        if engine.plan() is None or not depth:
+            engine.apply()
+    assert engine.life(other).ended is None, "it came first, but nothing of it is cached"
+    engine.finish()
+
+
 # ── reserve ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -75,6 +75,17 @@ def test_a_failure_restarts_the_time_of_calm() -> None:
     assert caution.level == 1
 
 
+def test_a_failure_when_less_can_not_be_tried_restarts_the_time_of_calm_too() -> None:
+    caution = Caution(Limits(2, 6, 4, 64, 256))
+    caution.failed()
+    assert (caution.level, caution.max_running, caution.token_budget) == (1, 1, 5)
+    for _ in range(63):
+        caution.applied()
+    caution.failed()
+    caution.applied()
+    assert caution.level == 1
+
+
 # ── who runs, by arrival ─────────────────────────────────────────────────────────────────────────────────────────
 
 
