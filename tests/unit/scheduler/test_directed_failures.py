@@ -180,3 +180,13 @@ def test_who_decodes_alone_in_a_step_that_fails_fails_too(depth: int) -> None:
     assert plan is not None and plan.row_starts == (9,)
     assert engine.fail().ended == (Ended(bad, EndReason.FAILED),)
     engine.finish()
+
+
+@DEPTHS
+def test_who_was_alone_in_a_step_that_fails_and_has_left_meanwhile_is_told_nothing_more(depth: int) -> None:
+    engine = bench(depth)
+    gone = engine.add(numbers(9), 5)
+    assert engine.plan() is not None
+    engine.abort(gone)
+    assert engine.fail() == NOTHING
+    engine.finish()

@@ -63,3 +63,14 @@ def test_whose_last_token_is_in_flight_is_passed_over() -> None:
     engine.apply()
     assert engine.life(ending).ended is not None
     engine.finish()
+
+
+def test_what_a_retracted_prompt_finds_of_its_own_when_it_resumes_is_not_told_as_cached() -> None:
+    engine = careless(0, 11)
+    oldest, victim = engine.add([1] * 4, 12), engine.add(list(range(40)), 1)
+    while not engine.retractions:
+        engine.step()
+    assert runs(engine, oldest) and not engine.life(victim).tokens, "it was not through its prompt yet"
+    engine.finish()
+    assert engine.scheduler.gauges().matched_pages > 0
+    assert engine.life(victim).cached_tokens == 0
