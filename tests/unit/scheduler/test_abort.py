@@ -110,8 +110,8 @@ def test_an_id_may_come_again_after_its_end_and_gets_nothing_of_its_former_life(
 
 
 def test_an_abort_teaches_the_reserve_nothing() -> None:
-    engine = bench()
-    id = engine.add([1, 2], 40)
+    engine = bench(0)
+    id = engine.add([1, 2], 20)
     engine.step()
     estimate = engine.scheduler._lives.reserve.estimate
     before = (estimate.share, estimate.margin)
