@@ -58,7 +58,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     input_ids: bytes | None = None  # the prompt as packed int32, not checked against the vocabulary
     messages: bytes | None = None  # a chat: JSON as it came
     tools: bytes | None = None  # JSON as it came
-    priority: int = 0  # smaller runs earlier
     timeout_us: int = 0  # from arrival to the end of the answer; 0: none
 
 

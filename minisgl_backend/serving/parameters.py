@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
-from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES, MAX_PRIORITY, MIN_PRIORITY
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES
 from minisgl_backend.text.values import flag, integer, json_object, read_flag, shown
 
 MAX_TIMEOUT_US = 2**53
@@ -47,7 +47,6 @@ class RequestParameters:
 
     options: Mapping[str, bool]  # keys of BOOL_OPTIONS
     sampling: Mapping[str, Any]  # not validated
-    priority: int  # smaller runs earlier
     timeout_us: int  # 0: none
 
 
@@ -63,12 +62,11 @@ def read_parameters(raw: str) -> RequestParameters:
             raise InvalidRequest(key, "must be an input tensor, not a request parameter")
         elif key in _SEQUENCES:
             refuse_sequence()
-        elif key not in ("priority", "timeout", *_CONSUMED_BY_TRITON) and not key.startswith("triton_"):
+        elif key not in ("timeout", *_CONSUMED_BY_TRITON) and not key.startswith("triton_"):
             sampling[key] = value
     return RequestParameters(
         options=options,
         sampling=sampling,
-        priority=integer("priority", values.get("priority", 0), MIN_PRIORITY, MAX_PRIORITY),
         timeout_us=integer("timeout", values.get("timeout", 0), 0, MAX_TIMEOUT_US),
     )
 

@@ -262,8 +262,6 @@ def _read(request: Request) -> _Text:
     if not parts:
         raise InvalidRequest("text_input", "must not be empty")
     _refuse_many(len(parts))
-    if request.priority:
-        given["priority"] = request.priority
     given.setdefault("temperature", 0)
     return _Text(request.id, parts, max_tokens, given, PartOrder(len(parts)))
 

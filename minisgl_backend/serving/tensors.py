@@ -72,7 +72,6 @@ def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wan
         input_ids=_packed(tensors, "input_ids"),
         messages=_bytes(tensors, "messages"),
         tools=_bytes(tensors, "tools"),
-        priority=parameters.priority,
         timeout_us=merge_timeout(request.timeout(), parameters.timeout_us),
     )
     return message, _wanted(options)

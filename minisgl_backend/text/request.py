@@ -81,7 +81,7 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     return Checked(
         prompt=prompt,
         params=params,
-        priority=_priority(request, params, limits),
+        priority=_priority(params, limits),
         timeout_s=_timeout_s(request, params),
         stream=request.stream,
         echo_prompt=_echoes(request, prompt),
@@ -132,13 +132,10 @@ def _check_stop_tokens(ids: tuple[int, ...], vocab_size: int) -> None:
             )
 
 
-def _priority(request: Request, params: SamplingParams, limits: RequestLimits) -> int:
-    if request.priority and params.priority and request.priority != params.priority:
-        raise InvalidRequest("priority", "has one value in sampling_parameters and another in the request's parameters")
-    priority = request.priority or params.priority
-    if priority and not limits.priorities:
+def _priority(params: SamplingParams, limits: RequestLimits) -> int:
+    if params.priority and not limits.priorities:
         raise UnsupportedFeature("priority", "this server's policy is not `priority`: leave it out, or send 0")
-    return priority
+    return params.priority
 
 
 def _timeout_s(request: Request, params: SamplingParams) -> float | None:

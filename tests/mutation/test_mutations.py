@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mutation.rules import MUTATIONS
 
 from mutation.copies import PACKAGE, ROOT, Mutation, SourceMoved, mutated, run_tests, survives, write_copy
+from mutation.rules import MUTATIONS
 
 OVERLAP = [one for one in MUTATIONS if one.name.startswith("fault")]
 

@@ -128,7 +128,6 @@ def _through_the_server(given: str, also: str, tokenizer: Tokenizer, chat: bool)
         exclude_input_in_output=None,
         input_ids=None if chat else pack_tokens([65, 66, 67]),
         messages=CHAT if chat else None,
-        priority=beside.priority,
         timeout_us=beside.timeout_us,
     )
     return validate_request(request, tokenizer, LIMITS, lambda: 5)

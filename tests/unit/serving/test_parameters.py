@@ -53,23 +53,19 @@ def test_inputs_that_must_be_tensors_are_refused_as_parameters(key: str) -> None
 
 
 @pytest.mark.parametrize(("value", "read"), [(0, 0), ("0", 0), (7, 7), ("7", 7), (7.0, 7)])
-def test_priority_and_timeout_are_numbers_however_they_are_written(value: object, read: int) -> None:
-    parameters = read_parameters(json.dumps({"priority": value, "timeout": value}))
-    assert (parameters.priority, parameters.timeout_us, parameters.sampling) == (read, read, {})
-    assert read_parameters('{"priority": "-2147483648"}').priority == -(2**31)
+def test_a_timeout_is_a_number_however_it_is_written(value: object, read: int) -> None:
+    parameters = read_parameters(json.dumps({"timeout": value}))
+    assert (parameters.timeout_us, parameters.sampling) == (read, {})
 
 
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ('{"priority": 2147483648}', "priority: must be an integer from -2147483648 to 2147483647, got 2147483648"),
-        ('{"priority": "high"}', "priority: must be an integer from -2147483648 to 2147483647, got 'high'"),
-        ('{"priority": true}', "priority: must be an integer from -2147483648 to 2147483647, got true"),
         ('{"timeout": -1}', "timeout: must be an integer from 0 to 9007199254740992, got -1"),
         ('{"timeout": 0.5}', "timeout: must be an integer from 0 to 9007199254740992, got 0.5"),
     ],
 )
-def test_a_priority_or_timeout_out_of_range_is_refused(raw: str, says: str) -> None:
+def test_a_timeout_out_of_range_is_refused(raw: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_parameters(raw)
     assert str(caught.value) == says

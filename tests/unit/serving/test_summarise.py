@@ -280,7 +280,7 @@ def test_what_a_summary_can_not_honour_is_refused_by_name(fields: dict[str, Any]
 
 
 def test_the_priority_of_a_text_is_that_of_its_parts(rig: Rig) -> None:
-    rig.summariser.submit(asked(1, b"one", priority=3))
+    rig.summariser.submit(asked(1, b"one", parameters=b'{"priority": 3}'))
     rig.outputs.wait_end(1)
     assert rig.model.calls[0][2]["priority"] == 3
 

@@ -165,8 +165,11 @@ def test_probabilities_are_not_built_and_false_does_not_ask_for_them(option: str
     assert read(params={option: False}) == read()
 
 
-def test_priority_and_the_timeout_of_either_place_reach_the_engine() -> None:
-    assert (read(params={"priority": "-3"}).priority, read(timeout_us=5).timeout_us) == (-3, 5)
+def test_a_priority_is_merged_like_any_sampling_parameter_and_the_timeout_of_either_place_counts() -> None:
+    assert read(params={"priority": "-3"}).parameters == b'{"priority": "-3"}'
+    with pytest.raises(InvalidRequest, match=r"^priority: has different values"):
+        read(tensors={"sampling_parameters": strings(b'{"priority": 5}')}, params={"priority": 0})
+    assert read(timeout_us=5).timeout_us == 5
     assert read(timeout_us=5, params={"timeout": 5}).timeout_us == 5
     with pytest.raises(InvalidRequest, match=r"^timeout: "):
         read(timeout_us=5, params={"timeout": 6})

@@ -158,9 +158,9 @@ def test_a_stop_token_beyond_the_vocabulary_is_refused_with_its_place(byte_level
 
 
 def test_a_priority_is_refused_where_it_has_no_effect(byte_level: Tokenizer) -> None:
-    for parameters, fields in ((b'{"priority": 1}', {}), (b"", {"priority": -1})):
-        with pytest.raises(UnsupportedFeature, match=r"^priority: this server"):
-            accepted(byte_level, "hi", parameters, **fields)
+    with pytest.raises(UnsupportedFeature, match=r"^priority: this server"):
+        accepted(byte_level, "hi", b'{"priority": 1}')
+    assert accepted(byte_level, "hi", b'{"priority": 0}').priority == 0
 
 
 def test_a_cache_salt_reaches_the_scheduler_and_is_bounded(byte_level: Tokenizer) -> None:
@@ -174,16 +174,10 @@ def test_a_cache_salt_reaches_the_scheduler_and_is_bounded(byte_level: Tokenizer
     assert refusal(byte_level, "hi", b'{"cache_salt": 5}').startswith("cache_salt: must be a string")
 
 
-def test_priority_comes_from_either_place_and_two_must_agree(byte_level: Tokenizer) -> None:
+def test_a_priority_reaches_the_scheduler(byte_level: Tokenizer) -> None:
     assert accepted(byte_level, "hi", limits=PRIORITIES).sequence(SequenceId(1), 0.0).priority == 0
-    assert accepted(byte_level, "hi", limits=PRIORITIES, priority=-5).sequence(SequenceId(1), 0.0).priority == -5
-    assert (
-        accepted(byte_level, "hi", b'{"priority": "7"}', limits=PRIORITIES).sequence(SequenceId(1), 0.0).priority == 7
-    )
-    assert accepted(byte_level, "hi", b'{"priority": 7}', limits=PRIORITIES, priority=7).priority == 7
-    assert refusal(byte_level, "hi", b'{"priority": 7}', limits=PRIORITIES, priority=6).startswith(
-        "priority: has one value in"
-    )
+    got = accepted(byte_level, "hi", b'{"priority": "-7"}', limits=PRIORITIES)
+    assert got.sequence(SequenceId(1), 0.0).priority == -7
 
 
 def test_a_deadline_counts_from_the_arrival_and_both_names_of_it_must_agree(byte_level: Tokenizer) -> None:
