@@ -66,6 +66,20 @@ async def test_hundreds_of_cancels_and_failed_steps_leak_nothing_and_change_no_a
             life.check()
 
 
+async def test_no_step_is_planned_beyond_max_tokens(overlap: bool) -> None:
+    """What it brought would be dropped: only its cost shows."""
+
+    async def device() -> bool:
+        await turns(5)
+        return True
+
+    pair = ActorPair(Limits(4, 64, 16, 64, 512), overlap=overlap, device=device)
+    async with asyncio.timeout(20), pair.running():
+        pair.submit(Sequence(SequenceId(1), pack_tokens([1, 2, 3]), Sampling(1.0, 0, 1.0, 1, 0), 20, ()))
+        await pair.idle()
+    assert len(pair.lives[SequenceId(1)].tokens) == pair.scheduler.gauges().steps == 20
+
+
 async def turns(number: int) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
