@@ -30,6 +30,7 @@ from minisgl_backend.messages.ids import RequestId
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 20.0
+BOTH_DEPTHS = pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "overlap"])
 
 
 class Client:
@@ -64,11 +65,17 @@ class Client:
 
 
 @pytest.fixture
-def config(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
+def overlap() -> bool:
+    """Off unless a test asks for both: most of these are about processes and not about steps."""
+    return False
+
+
+@pytest.fixture
+def config(tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
     """Settings of an engine nobody else meets; whatever is left of it at the end is a failure."""
     runtime = Path(f"/tmp/minisgl-test-{os.getpid()}")
     monkeypatch.setenv(RUNTIME_VARIABLE, str(runtime))
-    yield EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0)
+    yield EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0, overlap=overlap)
     _eventually(lambda: not engine_processes(runtime), "processes of the engine are left")
     shutil.rmtree(runtime)
 
@@ -91,6 +98,7 @@ def _pid(stats: Stats, role: str) -> int:
     return dict(stats.pids)[role]
 
 
+@BOTH_DEPTHS
 def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(config: EngineConfig) -> None:
     client = Client(config)
     for _ in range(20):
@@ -102,6 +110,7 @@ def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(c
     _eventually(lambda: find(engine_dir(absolute(config))) is None, "the engine outlives its lease")
 
 
+@BOTH_DEPTHS
 @pytest.mark.parametrize("role", ["scheduler", "worker-0"])
 def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(config: EngineConfig, role: str) -> None:
     client = Client(config)
