@@ -267,6 +267,12 @@ def test_a_folder_named_like_a_fetched_model_is_not_in_its_way(tmp_path: Path, m
     assert absolute(EngineConfig(model="smollm2")).model == "smollm2"
 
 
+def test_a_step_trace_is_written_where_its_holder_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute(EngineConfig(step_trace="here.json")).step_trace == str(tmp_path / "here.json")
+    assert absolute(EngineConfig()).step_trace == ""
+
+
 def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig) -> None:
     client = Client(config)
     ids = {client.submit("the cat", max_tokens=900) for _ in range(5)}
