@@ -24,9 +24,9 @@ class Summary:
 
     steps: int
     busy_s: float  # in steps
-    idle_s: float  # between steps, while there was something to do
+    idle_s: float  # after steps that left something to do
     idle_share: float  # of the two together
-    early_share: float  # of the steps whose plan was with the worker before the step before it ended
+    early_share: float  # of those steps: the next plan was with the worker before they ended
     step_ms: float  # medians
     plan_ms: float
     apply_ms: float
@@ -62,14 +62,13 @@ def end_of(span: Event) -> float:
 
 def summarise(spans: list[Event]) -> Summary:
     """Raises ValueError when there is no step in it."""
-    idle_us, early = 0.0, 0
+    idle_us, early, pairs = 0.0, 0, 0
     for group in groups_of(spans):
         steps, applied = named(group, "step"), named(group, "apply")
         for number, step in steps.items():
-            if number + 1 not in steps:
-                continue
-            early += min(step["args"]["next_plan_here"], 1)
-            if number in applied and applied[number]["args"]["more_to_do"]:
+            if number + 1 in steps and number in applied and applied[number]["args"]["more_to_do"]:
+                pairs += 1
+                early += min(step["args"]["next_plan_here"], 1)
                 idle_us += max(0.0, steps[number + 1]["ts"] - end_of(step))
     busy_us = sum(span["dur"] for span in spans if span["name"] == "step")
     count = sum(span["name"] == "step" for span in spans)
@@ -77,7 +76,7 @@ def summarise(spans: list[Event]) -> Summary:
         raise ValueError("no step in this trace")
     share = idle_us / (idle_us + busy_us)
     medians = (_median_ms(spans, name) for name in ("step", "plan", "apply", "report"))
-    return Summary(count, busy_us / 1e6, idle_us / 1e6, share, early / max(count - 1, 1), *medians)
+    return Summary(count, busy_us / 1e6, idle_us / 1e6, share, early / max(pairs, 1), *medians)
 
 
 def _median_ms(spans: list[Event], name: str) -> float:
