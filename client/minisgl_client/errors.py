@@ -5,7 +5,7 @@
     ├── Unsupported      it asks for something that this server does not do
     ├── Unavailable      no word of an answer came: no connection, a full queue, an engine that starts. Ask again.
     ├── BrokenOff        an answer had begun when the engine, the server or the connection died
-    ├── TimedOut         `timeout_s` passed
+    ├── TimedOut         `timeout_s` passed, or `deadline_ms` on the server
     ├── Cancelled        the request was cancelled, here or by the server
     └── ServerFault      the server failed at this request, or sent what we do not understand
 
@@ -52,7 +52,7 @@ class BrokenOff(ClientError):
 
 
 class TimedOut(ClientError):
-    """The answer was not complete within `timeout_s`; its request was cancelled."""
+    """The answer was not complete in time; its request was cancelled."""
 
     def __init__(self, message: str, status: str = "DEADLINE_EXCEEDED") -> None:
         super().__init__(message, status)
@@ -74,6 +74,8 @@ class ServerFault(ClientError):
 
 def error_of_status(status: str, message: str, *, begun: bool) -> ClientError:
     """The error of a call that ended with a gRPC status. begun: a piece of its answer had come."""
+    if status == "UNAVAILABLE" and _DEADLINE_WORDS in message:  # Triton has no status of its own for it
+        return TimedOut(message, status)
     if status == "UNAVAILABLE":
         return BrokenOff(message) if begun else Unavailable(message)
     return _BY_STATUS.get(status, ServerFault)(message, status)
@@ -87,6 +89,8 @@ def error_of_words(message: str) -> ClientError:
         return RequestRefused(message, "NOT_FOUND")
     return RequestRefused(message)
 
+
+_DEADLINE_WORDS = "deadline of this request passed"
 
 _BY_STATUS: dict[str, type[ClientError]] = {
     "INVALID_ARGUMENT": RequestRefused,

@@ -33,6 +33,7 @@ class SamplingFields(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     priority: int  # smaller runs earlier
     deadline_ms: float | None  # the server's own limit, from the arrival of the request
+    cache_salt: str | None  # requests share cached prefixes only under the same one
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
 
@@ -46,6 +47,9 @@ class RequestFields(SamplingFields, total=False):
     request_id: str  # comes back on the responses and in the server's log
     return_output_ids: bool  # the pieces carry the ids of their tokens
     return_usage: bool  # the pieces carry counts and times (default)
+
+
+MAX_TIMEOUT_S = 2**31  # 68 years; gRPC takes what its clock can not hold for a time that has passed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,23 +84,27 @@ class Request:
         prompts = (request.text, request.messages, request.input_ids)
         if sum(prompt is not None for prompt in prompts) != 1:
             raise RequestRefused("text, messages, input_ids: exactly one of them must be given")
-        if request.timeout_s is not None and not request.timeout_s > 0:
-            raise RequestRefused(f"timeout_s: must be more than 0, got {request.timeout_s}")
+        if request.timeout_s is not None and not 0 < request.timeout_s <= MAX_TIMEOUT_S:
+            raise RequestRefused(f"timeout_s: must be more than 0 and at most {MAX_TIMEOUT_S}, got {request.timeout_s}")
         return request
 
 
 def encode(request: Request, model: str) -> Any:
     """The ModelInferRequest. Raises RequestRefused, naming the field."""
-    made = service_pb2.ModelInferRequest(model_name=model, id=request.request_id)
+    try:
+        made = service_pb2.ModelInferRequest(model_name=model, id=request.request_id)
+    except (TypeError, ValueError) as error:
+        raise RequestRefused(f"request_id: must be a string of Unicode characters ({error})") from None
     made.parameters["triton_enable_empty_final_response"].bool_param = True
     if request.text is not None:
         _add(made, "text_input", "BYTES", _text("text", request.text))
         if not request.stream:
             _add(made, "exclude_input_in_output", "BOOL", b"\x01")
     if request.messages is not None:
-        _add(made, "messages", "BYTES", _json("messages", list(request.messages)))
+        _add(made, "messages", "BYTES", _json("messages", _plain(request.messages)))
     if request.input_ids is not None:
-        _add(made, "input_ids", "INT32", _ids(request.input_ids), len(request.input_ids))
+        ids = _ids(request.input_ids)
+        _add(made, "input_ids", "INT32", ids, len(ids) // 4)
     if request.sampling:
         _add(made, "sampling_parameters", "BYTES", _parameters(request.sampling))
     for name in _flags(request):
@@ -148,5 +156,5 @@ def _plain(value: Any) -> Any:
 def _ids(input_ids: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(input_ids)}i", *input_ids)
-    except struct.error as error:
+    except (TypeError, struct.error) as error:
         raise RequestRefused(f"input_ids: must be integers of 32 bits ({error})") from None

@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from minisgl_backend.actors.internal import (
@@ -49,13 +50,16 @@ from minisgl_backend.messages.client import (
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.prompt import takes_long
+from minisgl_backend.text.prompt import is_client_code, takes_long
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, Checked, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
+
+_CLIENT_CODE_THREADS = 2
+"""For prompts whose templates clients wrote: those wait for one another, and nobody else's prompt for them."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class _Open:
     sequence: SequenceId
     arrived_s: float  # monotonic
     record: Record | None = None
+    tokenising: asyncio.Task[None] | None = None  # beside the loop
 
 
 class TextActor:
@@ -92,9 +97,16 @@ class TextActor:
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._client_code = ThreadPoolExecutor(_CLIENT_CODE_THREADS, "minisgl-client-template")
 
     async def run(self) -> None:
         """Until cancelled."""
+        try:
+            await self._live()
+        finally:
+            self._client_code.shutdown(wait=False, cancel_futures=True)
+
+    async def _live(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
             while True:
                 self._take(await self._inbox.receive())
@@ -156,7 +168,8 @@ class TextActor:
             checked = check_request(request, tokenizer, limits)
             if takes_long(checked.prompt):
                 assert self._tasks is not None
-                self._tasks.create_task(self._tokenise_beside(sequence, checked, tokenizer, limits))
+                beside = self._tokenise_beside(sequence, checked, tokenizer, limits)
+                self._open[sequence].tokenising = self._tasks.create_task(beside)
             else:
                 self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
         except RequestError as error:
@@ -179,7 +192,9 @@ class TextActor:
     ) -> None:
         outcome: Accepted | RequestError
         try:
-            outcome = await asyncio.to_thread(tokenise, checked, tokenizer, limits, _draw_seed)
+            threads = self._client_code if is_client_code(checked.prompt) else None  # None: the loop's own
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(threads, tokenise, checked, tokenizer, limits, _draw_seed)
         except RequestError as error:
             outcome = error
         except Exception:
@@ -270,6 +285,8 @@ class TextActor:
             self._tell_scheduler(Abort(id))
 
     def _close(self, entry: _Open) -> None:
+        if entry.tokenising is not None:
+            entry.tokenising.cancel()  # what still waits for a thread never gets one
         del self._open[entry.sequence]
         del self._by_request[entry.holder, entry.request]
 

@@ -19,7 +19,7 @@ class StepRows:
 
     starts, lengths: int64 on the host, [rows]: row i computes positions starts[i] … starts[i] + lengths[i] - 1.
     page_tables: int64 on the device, [rows, n]: page_tables[i, j] holds positions j · page_size and up of row i. n
-    covers the longest row; entries past a row's own pages may name any page of the pool.
+    covers the longest row. Places past a row's end hold anything that is finite.
     """
 
     starts: npt.NDArray[np.int64]

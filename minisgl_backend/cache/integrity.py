@@ -13,7 +13,7 @@ from minisgl_backend.cache.node import RadixNode
 
 
 def check_radix(
-    roots: dict[bytes, RadixNode],
+    roots: dict[bytes | int, RadixNode],
     lru: OrderedDict[RadixNode, None],
     unit: int,
     locked: Iterable[RadixNode],

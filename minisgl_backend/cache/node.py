@@ -29,7 +29,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}  # by the tokens of their first page
         self.locks = 0
         self.step = step  # the last step that names one of the pages; its result may not be here yet
-        self.namespace = b""  # of a root
+        self.namespace: bytes | int = b""  # of a root; a number: hidden from whoever looks for a prefix
 
 
 def shared_bytes(key: bytes, at: int, edge: bytearray, unit: int, most: int) -> int:

@@ -48,9 +48,10 @@ class RadixCounts:
     matches: int = 0  # calls of match
     matched_pages: int = 0  # found by match and follow
     inserted_pages: int = 0
-    evicted_pages: int = 0
+    evicted_pages: int = 0  # those that were forgotten or went with a reset included
     visited_nodes: int = 0  # edges that were looked at by match, follow and peek
     splits: int = 0
+    hidden: int = 0  # calls of hide that found something
 
 
 class RadixCache:
@@ -64,7 +65,7 @@ class RadixCache:
         self.evictable_pages = 0  # of unlocked nodes
         self.counts = RadixCounts()
         self._unit = page_size * TOKEN_BYTES
-        self._roots: dict[bytes, RadixNode] = {}  # by namespace; none is empty and unlocked
+        self._roots: dict[bytes | int, RadixNode] = {}  # by namespace; none is empty and unlocked. Numbers: see hide
         self._lru: OrderedDict[RadixNode, None] = OrderedDict()  # all unlocked nodes but roots
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -188,10 +189,8 @@ class RadixCache:
         while at is not None:
             parent = at.parent
             at.locks -= 1
-            if step > at.step:
+            if step > at.step:  # so never an earlier one above a later one: who locks a node locks those above it
                 at.step = step
-            else:
-                step = at.step  # never an earlier one above a later one
             if not at.locks:
                 if parent is not None:  # from the leaf up: what is below a node stands before it
                     self._lru[at] = None
@@ -238,14 +237,36 @@ class RadixCache:
         self.counts.evicted_pages += freed
         return evicted
 
+    def hide(self, node: RadixNode) -> None:
+        """Nobody finds the way to `node` any more: its K/V is not to be trusted, nor what hangs below its first page.
+
+        Who has locked some of it keeps it. It moves below a root of its own, whose namespace nobody can ask for, and is
+        evicted in its turn.
+        """
+        top, root = node, node.parent
+        while root is not None and root.parent is not None:
+            top, root = root, root.parent
+        if root is None or isinstance(root.namespace, int):
+            return  # nothing is cached of it, or it was hidden for somebody before
+        self.counts.hidden += 1
+        hidden = self._roots[self.counts.hidden] = RadixNode(None, bytearray(), array("i"), StepId(0))
+        hidden.namespace = self.counts.hidden
+        hidden.locks = top.locks
+        root.locks -= top.locks
+        first = bytes(top.key[: self._unit])
+        hidden.children[first] = root.children.pop(first)
+        top.parent = hidden
+        self._drop_empty_root(root)
+
     def forget(self, node: RadixNode) -> list[Evicted]:
-        """Gives back what nobody else uses of the way to `node`, after its `unlock`: its K/V is not to be trusted."""
+        """Gives back what nobody else uses of the way to `node`, after its `unlock`: no use in keeping it."""
         evicted = []
         while node.parent is not None and not node.locks and not node.children:
             parent = node.parent
             evicted.append(Evicted(node.pages, node.step))
             self.total_pages -= len(node.pages)
             self.evictable_pages -= len(node.pages)
+            self.counts.evicted_pages += len(node.pages)
             self._remove(node)
             node = parent
         return evicted
@@ -254,11 +275,12 @@ class RadixCache:
         """Forgets everything. No node may be locked."""
         assert not any(root.locks for root in self._roots.values()), "a reset under somebody's lock"
         evicted = [Evicted(node.pages, node.step) for node in self._lru]
-        for node in self._lru:
+        for node in self._lru:  # no cycles are left to the garbage collector
             node.parent = None
             node.children.clear()
         self._lru.clear()
         self._roots.clear()
+        self.counts.evicted_pages += self.total_pages
         self.total_pages = self.evictable_pages = 0
         return evicted
 

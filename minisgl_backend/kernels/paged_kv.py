@@ -11,11 +11,10 @@ def write_kv(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, places: Ten
     k_pages, v_pages [pages, page_size, kv_heads, head_dim], contiguous; k, v [tokens, kv_heads, head_dim];
     places [tokens] int64: page · page_size + offset, each at most once (but for a scratch page).
 
-    What is not finite is stored as 0: a masked place has weight 0 in attention, and 0 · NaN would carry the fault of
-    one sequence to whoever gets its page next. The faulty sequence itself is seen by its logits.
+    What is not finite is stored as it is: whoever attends to it, in whichever step, must come to logits that show it.
     """
-    k_pages.flatten(0, 1).index_copy_(0, places, k.nan_to_num(0.0, 0.0, 0.0))
-    v_pages.flatten(0, 1).index_copy_(0, places, v.nan_to_num(0.0, 0.0, 0.0))
+    k_pages.flatten(0, 1).index_copy_(0, places, k)
+    v_pages.flatten(0, 1).index_copy_(0, places, v)
 
 
 def gather_pages(pages: Tensor, tables: Tensor) -> Tensor:

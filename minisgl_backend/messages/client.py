@@ -163,7 +163,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     pids: tuple[tuple[str, int], ...]  # ("scheduler", pid), ("worker-0", pid): empty when inline
     cached_pages: int = 0  # that hold a prefix for whoever asks
     matched_pages: int = 0  # found there by requests of the present engine group
-    evicted_pages: int = 0
+    evicted_pages: int = 0  # given up again, for others or because they were not to be trusted
     retractions: int = 0  # times a running sequence had to give its pages back and go on later
 
 

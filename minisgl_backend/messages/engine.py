@@ -82,9 +82,9 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     running: int
     free_slots: int
     total_slots: int
-    free_pages: int
+    free_pages: int  # neither used nor cached
     total_pages: int
-    steps: int
+    steps: int  # planned since the start
     cached_pages: int = 0  # in the prefix cache, used by running sequences or not
     evictable_pages: int = 0  # of them, those that nobody uses at present
     matched_pages: int = 0  # found in the cache by admissions, since the start

@@ -31,7 +31,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageGrant(msgspec.Struct, frozen=True, array_like=True):
-    """Pages appended to a slot's page table, before the step's rows run."""
+    """Pages appended to a slot's page table, before the step's rows run: the slot's row ends in the last of them."""
 
     slot: SlotId
     pages: tuple[int, ...]  # PageIds, in table order

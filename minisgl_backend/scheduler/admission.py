@@ -1,7 +1,7 @@
 """Who may start: the clipping of what is asked, and the pages kept for those who run.
 
-Where it stands in the flow: `Scheduler.add` clips; `Scheduler.plan` admits the first of the queue while the reserve
-allows it.
+Where it stands in the flow: `Scheduler.add` clips; `planner.py` admits the first of the queue while the reserve allows
+it, and `lives.py` tells the reserve who comes and goes.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class Lives:
         self.decoding = Running()
         self.deadlines = Deadlines()
         self.retractions = 0
+        self.matched_pages = 0  # found in the tree by those who were admitted
 
     @property
     def running(self) -> int:
@@ -65,6 +66,7 @@ class Lives:
         state.phase = Phase.EXTENDING
         self.reserve.enter(state)
         self.extending.add(state)
+        self.matched_pages += state.tree_pages
         if state.cached_tokens < 0:
             state.cached_tokens, state.planned_s = state.computed, now
 

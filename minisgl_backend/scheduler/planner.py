@@ -108,10 +108,9 @@ class Planner:
         """First chunks of waiting sequences, while budget, slots and the reserve last and no row had to wait."""
         lives, room = self._lives, self._room
         while left > 0 and not room.stalled:
-            first = lives.waiting.first()
-            if first is None:
+            state = lives.waiting.first()
+            if state is None:
                 break
-            state = lives.live[first.id]
             if state.last_step > self._release.applied_step:
                 break  # a token of it is in flight (rule 2)
             if not self._fits(state):

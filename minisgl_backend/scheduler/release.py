@@ -23,7 +23,7 @@ class Leaves(Enum):
     PLANNED = "planned"  # whatever known tokens a step has computed or will: it was aborted or retracted
     CONFIRMED = "confirmed"  # all but that of the token that ended it
     NOTHING = "nothing"  # what is in the tree stays there; its step has failed, and the tree will be reset
-    SUSPECT = "suspect"  # its numbers were not finite: what it alone has put into the tree goes as well
+    SUSPECT = "suspect"  # its numbers were not finite: nobody finds again what it has read or put into the tree
 
 
 class Release:

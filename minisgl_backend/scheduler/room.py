@@ -1,9 +1,9 @@
 """Where the next pages come from while a step is planned.
 
-Where it stands in the flow: `Scheduler.plan` begins a step here and asks for pages row by row, oldest sequences first.
+Where it stands in the flow: `planner.py` begins a step here and asks for pages row by row, oldest sequences first.
 
     free ── else what the tree can give up ── else what is coming (a step in flight still names it): the row waits
-         ── else (scheduler.py) what a younger sequence holds
+         ── else (planner.py) what a younger sequence holds
 
 A row that waits claims what it needs, so that no younger one takes it in its place, step after step.
 """

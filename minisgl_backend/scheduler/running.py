@@ -1,6 +1,6 @@
 """The sequences that hold a slot, oldest first.
 
-Where it stands in the flow: `Scheduler` keeps one of these for the extending and one for the decoding sequences. Rows
+Where it stands in the flow: `lives.py` keeps one of these for the extending and one for the decoding sequences. Rows
 and pages are given in this order, and taken from its end.
 """
 

@@ -193,7 +193,7 @@ class Scheduler:
             steps=self._steps,
             cached_pages=tree.total_pages,
             evictable_pages=tree.evictable_pages,
-            matched_pages=tree.counts.matched_pages,
+            matched_pages=lives.matched_pages,
             evicted_pages=tree.counts.evicted_pages,
             retractions=lives.retractions,
         )

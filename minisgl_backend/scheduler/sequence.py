@@ -1,6 +1,6 @@
 """What the scheduler knows of one sequence, from its arrival to its end.
 
-Where it stands in the flow: made by `Scheduler.add`, moved from phase to phase by `scheduler.py`, its pages shared by
+Where it stands in the flow: made by `Scheduler.add`, moved from phase to phase by `lives.py`, its pages shared by
 `sharing.py` and let go by `release.py`. The counts of a sequence with a prompt of P tokens, of which at most N new
 ones may follow:
 

@@ -1,7 +1,8 @@
 """What of a sequence's pages others may read, from its admission to its release.
 
-Where it stands in the flow: between the scheduler and the tree with its pages (`cache/`). `Scheduler` begins, follows
-and enters here while it plans and confirms; `release.py` leaves. The rules are those of docs/scheduler.md:
+Where it stands in the flow: between the scheduler and the tree with its pages (`cache/`). `planner.py` begins, follows
+and enters prompts, `Scheduler.apply` enters confirmed tokens, `release.py` leaves. The rules are those of
+docs/scheduler.md:
 
 - A sequence owns the pages behind its first `tree_pages`; those are the tree's, which it locks up to `node`.
 - Full pages of a prompt enter when they are planned: steps run in order, and in a step each layer writes the K/V of
@@ -127,10 +128,13 @@ class Sharing:
         self.tree.unlock(node, step)
 
     def forget(self, state: SequenceState) -> None:
-        """`leave` for a sequence whose numbers are not finite: nobody should read what it alone has written."""
+        """`leave` for a sequence whose numbers are not finite. They may come from any of the pages it has read,
+        and would come to whoever else reads that one: from now on nobody finds them.
+        """
         self._pages.release(state.pages[state.tree_pages :], state.last_step)
         if state.node is not None:
             self.tree.unlock(state.node, state.last_step)
+            self.tree.hide(state.node)
             self._take_back(self.tree.forget(state.node))
 
     def frees_pages(self, state: SequenceState) -> bool:

@@ -1,6 +1,6 @@
 """Slots: the rows of the workers' per-sequence state.
 
-Where it stands in the flow: `scheduler.py` gives one to a sequence at admission; `release.py` gives it back.
+Where it stands in the flow: `lives.py` gives one to a sequence at admission; `release.py` gives it back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One step while it is built, and what must be remembered of it until its result comes.
 
-Where it stands in the flow: `Scheduler.plan` fills a StepDraft and turns it into the BatchPlan for the workers and
-the StepInFlight that `Scheduler.apply` reads the result by.
+Where it stands in the flow: `Scheduler.plan` has a StepDraft filled by `planner.py` and turns it into the BatchPlan
+for the workers and the StepInFlight that `Scheduler.apply` reads the result by.
 """
 
 from __future__ import annotations

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
-from minisgl_backend.text.parameters import MAX_PRIORITY, MIN_PRIORITY
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES, MAX_PRIORITY, MIN_PRIORITY
 from minisgl_backend.text.values import flag, integer, json_object, read_flag, shown
-
-MAX_BYTES = 1 << 20
-"""Of the JSON object of either place. The stub reads it on Triton's own thread, so the bound comes before parsing."""
 
 MAX_TIMEOUT_US = 2**53
 """285 years; HTTP has no larger exact integers."""
@@ -58,7 +55,7 @@ def read_parameters(raw: str) -> RequestParameters:
     """The JSON object of `request.parameters()` → who acts on what. Raises RequestError, naming the key."""
     options: dict[str, bool] = {}
     sampling: dict[str, Any] = {}
-    values = json_object(raw or "{}", "parameters", MAX_BYTES)
+    values = json_object(raw or "{}", "parameters", MAX_PARAMETERS_BYTES)
     for key, value in values.items():
         if key in BOOL_OPTIONS:
             options[key] = flag(key, value)
@@ -84,7 +81,7 @@ def merge_sampling(tensor: bytes, *others: Mapping[str, Any]) -> bytes:
     """
     if not any(others):
         return tensor
-    merged = json_object(tensor or b"{}", "sampling_parameters", MAX_BYTES)
+    merged = json_object(tensor or b"{}", "sampling_parameters", MAX_PARAMETERS_BYTES)
     try:
         for other in others:
             for key, value in other.items():

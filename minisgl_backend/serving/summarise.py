@@ -33,13 +33,12 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.bridge import Bridge
 from minisgl_backend.serving.calls import Call, model_call
-from minisgl_backend.serving.parameters import MAX_BYTES
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
-from minisgl_backend.serving.sender import Outbox
-from minisgl_backend.serving.settings import BridgeConfig
+from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES
 from minisgl_backend.text.values import integer, json_object
 
 NAME = "summarise"
@@ -78,7 +77,7 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
     outbox.start(summariser.cancel)
     summariser.start()
     bridge = Bridge(stub, summariser, outbox, name=NAME, read=read_text)
-    bridge.limit_drain(args, BridgeConfig().drain_s)
+    bridge.limit_drain(args, settings.drain_s)
     return bridge
 
 
@@ -181,7 +180,7 @@ class Summariser:
             shared.changed.notify_all()
             left = tuple(shared.open)
         for id in left:
-            self._fail(id, Status.UNAVAILABLE, "the model is being unloaded")
+            self._fail(id, Status.UNAVAILABLE, UNLOADED)
         for worker in self._workers:
             worker.join(STOP_S / len(self._workers))
         if any(worker.is_alive() for worker in self._workers):
@@ -254,18 +253,24 @@ def prompt_of(part: str, so_far: str) -> str:
 
 def _read(request: Request) -> _Text:
     """Raises RequestError. Parameters that are not ours are passed on to the model that is asked, which knows them."""
-    given = json_object(request.parameters or b"{}", "sampling_parameters", MAX_BYTES)
+    given = json_object(request.parameters or b"{}", "sampling_parameters", MAX_PARAMETERS_BYTES)
     part_bytes = integer("part_bytes", given.pop("part_bytes", PART_BYTES[1]), PART_BYTES[0], PART_BYTES[2])
     max_tokens = integer("max_tokens", given.pop("max_tokens", MAX_TOKENS[1]), MAX_TOKENS[0], MAX_TOKENS[2])
-    parts = tuple(part for part in split_parts(_text(request.text_input), part_bytes) if part.strip())
+    text = _text(request.text_input)
+    _refuse_many(-(-len(request.text_input or b"") // part_bytes))  # at least so many: said before anything is split
+    parts = tuple(part for part in split_parts(text, part_bytes) if part.strip())
     if not parts:
         raise InvalidRequest("text_input", "must not be empty")
-    if len(parts) > MAX_PARTS:
-        raise InvalidRequest("text_input", f"makes {len(parts)} parts, at most {MAX_PARTS} are taken; raise part_bytes")
+    _refuse_many(len(parts))
     if request.priority:
         given["priority"] = request.priority
     given.setdefault("temperature", 0)
     return _Text(request.id, parts, max_tokens, given, PartOrder(len(parts)))
+
+
+def _refuse_many(parts: int) -> None:
+    if parts > MAX_PARTS:
+        raise InvalidRequest("text_input", f"makes {parts} parts, at most {MAX_PARTS} are taken; raise part_bytes")
 
 
 def _text(raw: bytes | None) -> str:

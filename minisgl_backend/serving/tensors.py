@@ -17,7 +17,6 @@ from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.parameters import (
     BOOL_OPTIONS,
-    MAX_BYTES,
     merge_option,
     merge_sampling,
     merge_timeout,
@@ -26,7 +25,7 @@ from minisgl_backend.serving.parameters import (
 )
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.triton import InferenceRequest, Tensor
-from minisgl_backend.text.parameters import MAX_STOP_TOKEN_IDS
+from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES, MAX_STOP_TOKEN_IDS
 from minisgl_backend.text.values import token_ids
 
 _WORDS = ("stop", "stop_words", "bad_words")
@@ -94,14 +93,16 @@ def _lists(tensors: Tensors) -> dict[str, Any]:
     lists: dict[str, Any] = {name: _words(tensors, name) for name in _WORDS}
     ids = _array(tensors, "stop_token_ids", np.int32, "INT32")
     if ids is not None:
+        if ids.size > MAX_STOP_TOKEN_IDS:  # before millions of them become Python's on Triton's thread
+            raise InvalidRequest("stop_token_ids", f"must hold at most {MAX_STOP_TOKEN_IDS} token ids, got {ids.size}")
         lists["stop_token_ids"] = list(token_ids("stop_token_ids", ids.reshape(-1).tolist(), MAX_STOP_TOKEN_IDS))
     return {name: values for name, values in lists.items() if values}
 
 
 def _words(tensors: Tensors, name: str) -> list[str]:
     words = [word for word in _elements(tensors, name) if word]
-    if sum(map(len, words)) > MAX_BYTES:
-        raise InvalidRequest(name, f"must hold at most {MAX_BYTES} bytes")
+    if sum(map(len, words)) > MAX_PARAMETERS_BYTES:
+        raise InvalidRequest(name, f"must hold at most {MAX_PARAMETERS_BYTES} bytes")
     try:
         return [word.decode("utf-8") for word in words]
     except UnicodeDecodeError:

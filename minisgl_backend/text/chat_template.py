@@ -1,6 +1,7 @@
 """Chat messages → the prompt text, by the Jinja template that the model's folder brings.
 
-Where it stands in the flow: held by the Tokenizer; called before a chat is tokenised. The environment is the one
+Where it stands in the flow: held by the Tokenizer; called before a chat is tokenised. A template that the client sent
+is rendered elsewhere (`text/client_template.py`), with the same functions. The environment is the one
 that Hugging Face templates are written for (their documentation "Writing a chat template": trimmed blocks, loop
 controls, `raise_exception`, `strftime_now`, an unescaped `tojson`, the `generation` block), in Jinja's immutable
 sandbox, since a template is code that came with the weights.
@@ -23,19 +24,18 @@ from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.text.chat import plain_messages
 
 
-class ChatTemplate:
-    """One template with the special tokens it may name. Compiled at its first use; rendering changes nothing."""
+class TemplateFault(Exception):
+    """What is wrong with a template, or with what it was given: a clause that follows its name, plain and short."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], given_by_client: bool = False) -> None:
+
+class ChatTemplate:
+    """The model's own, with the special tokens it may name. Compiled at its first use; rendering changes nothing."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """special_tokens: `bos_token`, `eos_token`, … → their text."""
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._whose = "the request's chat template" if given_by_client else "the model's chat template"
         self._compiled: jinja2.Template | None = None
-
-    def with_source(self, source: str) -> ChatTemplate:
-        """A client's template in place of the model's, with the same special tokens."""
-        return ChatTemplate(source, self._special_tokens, given_by_client=True)
 
     def render(
         self,
@@ -48,26 +48,51 @@ class ChatTemplate:
         arguments: more variables for the template. Raises InvalidRequest or UnsupportedFeature naming `messages` when
         they are not messages, and with the template's own words when the template refuses them.
         """
-        variables = self._variables(plain_messages(messages), add_generation_prompt, arguments or {})
+        variables = self.variables(messages, add_generation_prompt, arguments)
         try:
             if self._compiled is None:
-                self._compiled = _environment().from_string(self._source)
-            return self._compiled.render(variables)
-        except jinja2.TemplateSyntaxError as error:
-            raise InvalidRequest("messages", f"{self._whose} is broken: {_words(error)}") from None
-        except jinja2.TemplateError as error:
-            raise InvalidRequest("messages", f"{self._whose} refuses them: {_words(error)}") from None
-        except Exception as error:  # the template computes on what the client sent: any error of it is the client's
-            raise InvalidRequest("messages", f"{self._whose} can not render them ({type(error).__name__})") from None
+                self._compiled = compile_template(self._source)
+            return render_template(self._compiled, variables)
+        except TemplateFault as fault:
+            raise InvalidRequest("messages", f"the model's chat template {fault}") from None
 
-    def _variables(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, arguments: Mapping[str, Any]
+    def variables(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        ours = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._special_tokens}
+        """What a template may name, whoever wrote it. Raises as `render`."""
+        given = arguments or {}
+        ours = {
+            "messages": plain_messages(messages),
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+        }
         for name in (*ours, *_OWN_NAMES):
-            if name in arguments:
+            if name in given:
                 raise InvalidRequest("chat_template_kwargs", f"must not name {name!a}, which is set by the server")
-        return {**arguments, **ours}
+        return {**given, **ours}
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """Raises TemplateFault."""
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise TemplateFault(f"is broken: {_words(error)}") from None
+    except Exception as error:  # of Python's own compiler, for what is nested too deeply
+        raise TemplateFault(f"is broken ({type(error).__name__})") from None
+
+
+def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """Raises TemplateFault."""
+    try:
+        return template.render(variables)
+    except jinja2.TemplateError as error:
+        raise TemplateFault(f"refuses the messages: {_words(error)}") from None
+    except Exception as error:  # it computes on what the client sent: any error of it is the client's
+        raise TemplateFault(f"can not render the messages ({type(error).__name__})") from None
 
 
 _OWN_NAMES = ("tools", "continue_final_message", "chat_template", "raise_exception", "strftime_now")

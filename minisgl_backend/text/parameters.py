@@ -34,7 +34,7 @@ from minisgl_backend.text.values import (
     token_ids,
 )
 
-MAX_PARAMETERS_BYTES = 1 << 20
+MAX_PARAMETERS_BYTES = 1 << 20  # in each place: the stub reads them on Triton's own thread, so it bounds them first
 MAX_TEMPERATURE = 100.0  # far beyond it the distribution is flat; a bound keeps 1e308 from the workers
 GREEDY_TEMPERATURE = 1e-4  # below it float32 can not tell a draw from the best token: taken as greedy
 MAX_SEED = 2**63 - 1

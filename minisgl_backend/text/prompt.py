@@ -66,8 +66,13 @@ LONG_PROMPT = 2_048
 def takes_long(prompt: Prompt) -> bool:
     """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
     if isinstance(prompt, ChatPrompt):
-        return prompt.template is not None or len(prompt.messages) >= LONG_PROMPT
+        return is_client_code(prompt) or bool(prompt.arguments) or len(prompt.messages) >= LONG_PROMPT
     return isinstance(prompt, TextPrompt) and len(prompt.text) >= LONG_PROMPT
+
+
+def is_client_code(prompt: Prompt) -> bool:
+    """Whether `prompt_ids` runs a template that the client wrote: for seconds, when it means ill."""
+    return isinstance(prompt, ChatPrompt) and prompt.template is not None
 
 
 def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, limits: RequestLimits) -> Prompt:
@@ -99,6 +104,8 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> b
             ids = _encoded_chat(prompt, tokenizer, limits)
     except RequestError:
         raise
+    except RecursionError:
+        raise InvalidRequest(prompt.field, "is nested too deeply") from None
     except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
         raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
     _check_ids(prompt.field, ids, tokenizer, limits)

@@ -21,6 +21,7 @@ from minisgl_backend.models.spec import end_tokens
 from minisgl_backend.text.byte_table import token_decoder
 from minisgl_backend.text.chat import plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate
+from minisgl_backend.text.client_template import render_client_template
 from minisgl_backend.text.control import ControlWords, pieces
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -105,11 +106,12 @@ class Tokenizer:
     ) -> str:
         """The prompt text of a chat. Encode it with add_special_tokens=False: the template writes its own BOS.
 
-        arguments: more variables for the template. template: one to use in place of the model's, compiled each time.
-        Raises InvalidRequest naming `messages`: there is no template, or it refuses the messages.
+        arguments: more variables for the template. template: one to use in place of the model's, slow.
+        Raises InvalidRequest naming `messages` (there is no template, or it refuses the messages) or `chat_template`.
         """
         if template is not None:
-            return self._template.with_source(template).render(messages, add_generation_prompt, arguments)
+            variables = self._template.variables(messages, add_generation_prompt, arguments)
+            return render_client_template(template, variables)
         if not self.has_chat_template:
             raise InvalidRequest(
                 "messages",

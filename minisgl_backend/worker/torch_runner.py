@@ -63,11 +63,13 @@ class TorchRunner:
     def num_pages(self) -> int:
         return self._pool.num_pages
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """A prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
         assert self._last_step == 0, "warm-up after the first plan"
         for plan in warm_up_plans(*self._scratch_shape()):
             self._step(plan)
+        self._pool.clear([self._pool.scratch_page])
         self._slots = self._fresh_slots()
 
     def run(self, plan: BatchPlan) -> StepResult:
@@ -97,6 +99,8 @@ class TorchRunner:
             return StepResult(plan.step, ())
         slots, starts, lengths, samples = _columns(plan)
         self._slots.check_rows(slots, starts, lengths)
+        if plan.grants:  # the row ends in the last page of its grant; those before it are full
+            self._pool.clear([grant.pages[-1] for grant in plan.grants])
         to = self._device.torch_device
 
         row_ends = np.cumsum(lengths)

@@ -155,7 +155,9 @@ def test_ct_07_a_null_content_is_the_templates_affair_and_never_an_error_of_anot
         if taken:
             assert validate_request(chat(USER, nothing), tokenizer, LIMITS, lambda: 0).num_input_tokens > 0
         else:
-            with pytest.raises(InvalidRequest, match=r"^messages: the model's chat template can not render them"):
+            with pytest.raises(
+                InvalidRequest, match=r"^messages: the model's chat template can not render the messages"
+            ):
                 validate_request(chat(USER, nothing), tokenizer, LIMITS, lambda: 0)
 
 

@@ -135,6 +135,11 @@ def by_timeout(client: Client) -> None:
         client.generate(PROMPT, max_tokens=1000, ignore_eos=True, timeout_s=0.5)
 
 
+def by_deadline(client: Client) -> None:
+    with pytest.raises(TimedOut, match="deadline"):
+        list(client.stream(PROMPT, max_tokens=1000, ignore_eos=True, deadline_ms=500))
+
+
 def by_ctrl_c(client: Client) -> None:
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -143,7 +148,7 @@ def by_ctrl_c(client: Client) -> None:
     timer.join()
 
 
-@pytest.mark.parametrize("leave", [by_cancel, by_break, by_exception, by_timeout, by_ctrl_c])
+@pytest.mark.parametrize("leave", [by_cancel, by_break, by_exception, by_timeout, by_deadline, by_ctrl_c])
 def test_who_leaves_is_noticed_and_costs_nothing_more(endless: Server, leave: Callable[[Client], None]) -> None:
     with Client(endless.grpc) as client:
         leave(client)

@@ -20,10 +20,6 @@ _NUMBERS = _UNIT + "test_directed_numbers.py::"
 _CASES = "tests/cases/test_prefix_cache.py::"
 _RADIX = "tests/property/test_radix_tree.py::test_the_tree_holds_exactly_what_a_dict_of_prefixes_holds_whatever_happens"
 _ORDERS = "tests/property/test_orders.py::test_each_order_puts_first_whom_its_definition_names_and_lets_nobody_starve"
-_PRESSURE = (
-    "tests/property/test_scheduler_lives.py::"
-    "test_whatever_happens_each_sequence_gets_its_solo_answer_once_and_everything_comes_back[pressure]"
-)
 
 OVERLAP_RULES = (
     Mutation(
@@ -200,14 +196,6 @@ PAGE_RULES = (
         "rule-6-nothing-enters-at-the-end",
     ),
     Mutation(
-        "rule 7: a resumed one counts the tokens that landed while it waited",
-        "scheduler/planner.py",
-        "            state.refresh(self._page_size)\n            self._sharing.begin(state)",
-        "            self._sharing.begin(state)\n            state.refresh(self._page_size)",
-        (_PAGES + "test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since",),
-        "rule-7-late-tokens-do-not-count",
-    ),
-    Mutation(
         "rule 6: who extends skips over what came into the tree",
         "scheduler/planner.py",
         "followed = self._sharing.follow(state)",
@@ -236,7 +224,7 @@ PAGE_RULES = (
         "scheduler/sequence.py",
         "self.limit_pages = (self.known - 1) // page_size",
         "self.limit_pages = self.known // page_size",
-        (_PRESSURE,),
+        (_PAGES + "test_a_resumed_sequence_whose_twin_went_on_still_computes_its_last_token",),
         "rule-7-a-whole-resumed-one-is-found",
     ),
     Mutation(
@@ -331,7 +319,7 @@ ROOM_RULES = (
         "scheduler/planner.py",
         "if victim.arrival <= taker.arrival:",
         "if victim is taker:\n                continue\n            if False:",
-        (_PAGES + "test_the_oldest_is_never_retracted_and_a_retracted_one_goes_on_with_the_same_tokens",),
+        (_PAGES + "test_a_younger_one_that_lacks_a_page_waits_and_takes_none_from_an_older",),
         "rule-14-the-oldest-is-a-victim",
     ),
     Mutation(
@@ -339,7 +327,7 @@ ROOM_RULES = (
         "scheduler/planner.py",
         "        self._keep_for_oldest()\n        if self._limits.mixed",
         "        if self._limits.mixed",
-        (_PRESSURE,),
+        (_PAGES + "test_rows_of_younger_ones_do_not_take_every_page_before_the_oldest_ones_prompt",),
         "rule-14-the-oldest-prompt-starves",
     ),
     Mutation(

@@ -110,6 +110,20 @@ def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(c
     _eventually(lambda: find(engine_dir(absolute(config))) is None, "the engine outlives its lease")
 
 
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_of_a_worker_sleep_while_they_wait_unless_the_user_says_otherwise(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """Spinning ones, on cores that others use too, make a step take twenty times as long."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    client = Client(config)
+    worker = psutil.Process(_pid(_stats(config), "worker-0"))
+    assert worker.environ()["OMP_WAIT_POLICY"] == (given or "PASSIVE")
+    client.link.close()
+
+
 @BOTH_DEPTHS
 @pytest.mark.parametrize("role", ["scheduler", "worker-0"])
 def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(config: EngineConfig, role: str) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fakes.engine import Holder, fake_engine
 from minisgl_backend.messages.client import Chunk, Failed, Finished, Request, Started
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.text import tokenizer
+from minisgl_backend.text.prompt import LONG_PROMPT
 from minisgl_backend.text.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "the cat"}]
@@ -50,6 +57,45 @@ async def test_a_long_chat_is_tokenised_beside_the_loop_and_refused_or_answered_
             end = await holder.answer(id)
             assert isinstance(end, Failed) and end.message.startswith(says)
         await holder.idle()
+
+
+@contextmanager
+def blocked_templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Templates of clients that do not end within the body, and the names of those that began."""
+    begun: list[str] = []
+    gate = threading.Event()
+
+    def render(source: str, variables: Mapping[str, Any]) -> str:
+        begun.append(source)
+        assert gate.wait(20)
+        return "the cat"
+
+    monkeypatch.setattr(tokenizer, "render_client_template", render)
+    try:
+        yield begun
+    finally:
+        gate.set()
+
+
+async def test_templates_of_clients_that_do_not_end_hold_nobody_elses_prompt_up_and_those_given_up_never_run(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chat(id: int, parameters: Mapping[str, Any]) -> RequestId:
+        raw = json.dumps([*CHAT, {"role": "x", "y": "z" * LONG_PROMPT}]).encode()
+        return submit(holder, id, messages=raw, parameters=json.dumps({"max_tokens": 3, **parameters}).encode())
+
+    async with fake_engine(tiny_llama, allow_client_template=True) as engine:
+        holder = engine.holder()
+        with blocked_templates(monkeypatch) as begun:
+            slow = [chat(100 + n, {"chat_template": str(n)}) for n in range(40)]  # more than the loop has threads
+            assert isinstance(await holder.answer(chat(200, {})), Finished)
+            for id in slow[2:]:
+                holder.cancel(id)
+                assert isinstance(await holder.answer(id), Failed)
+        for id in slow[:2]:
+            assert isinstance(await holder.answer(id), Finished)
+        await holder.idle()
+        assert sorted(begun) == ["0", "1"]
 
 
 async def test_twenty_megabytes_of_messages_are_refused_in_one_turn_of_the_loop(

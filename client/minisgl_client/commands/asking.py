@@ -35,7 +35,14 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     fields = {name: getattr(arguments, name) for name in names} | dict(arguments.set)
     fields["timeout_s"] = arguments.timeout
+    fields["return_usage"] = arguments.json  # nobody else sees it, and a neighbour of another contract may not have it
     return {name: value for name, value in fields.items() if value is not None}
+
+
+NO_PARAMETERS = frozenset(
+    ("text", "stream", "messages", "input_ids", "timeout_s", "request_id", "return_output_ids", "return_usage")
+)
+"""What a request says beside its sampling parameters, by the names of `Client.stream`: the options' affair."""
 
 
 class Show(Protocol):
@@ -112,6 +119,8 @@ def _setting(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not (key and separator):
         raise argparse.ArgumentTypeError(f"must look like key=value, got {text!r}")
+    if key in NO_PARAMETERS:
+        raise argparse.ArgumentTypeError(f"{key!r} is no sampling parameter")
     try:
         return key, json.loads(value)
     except ValueError:

@@ -33,6 +33,10 @@ from minisgl_backend.messages.engine import SchedulerToText, TextToScheduler
 CAPACITY = 65_536
 """Bound of every mailbox between processes, in messages. The queue limit keeps real numbers far below."""
 
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Unless the user says otherwise, threads of the math library sleep at a barrier. OpenMP's own way is to spin; where
+cores are shared (other models, a quota), who spins holds the core that the thread it waits for needs."""
+
 _HALT_PATIENCE_S = 2.0
 _log = logging.getLogger(__name__)
 
@@ -93,7 +97,7 @@ class _Members:
         for role in self._roles:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.DEVNULL, env={**_ENVIRONMENT, **os.environ},
             )  # fmt: skip
             self._processes[role] = process
             tasks.create_task(self._watch(role, process))

@@ -334,3 +334,34 @@ def test_a_hundred_thousand_tokens_are_compared_in_blocks() -> None:
         found = cache.peek(b"", key, 6250)
         best = min(best, time.perf_counter() - begin)
     assert found.pages == 6250 and best < 0.005
+
+
+def test_what_is_hidden_is_found_by_nobody_kept_by_its_users_and_evicted_in_its_turn() -> None:
+    cache = Cache(1)
+    user, bad = cache.put("sysuse"), cache.put("sysbad")
+    cache.unlock(cache.put("sysold"))
+    cache.unlock(cache.put("other"))
+    cache.unlock(bad)
+    cache.tree.hide(bad)
+    cache.tree.hide(bad)
+    cache.check()
+    assert cache.peek("sysuse").pages == cache.peek("sysold").pages == 0 and cache.peek("other").pages == 5
+    assert cache.tree.counts.hidden == 1, "once is enough"
+    assert cache.tree.evict(100, StepId(0)) and cache.tree.total_pages == len("sysuse")
+    cache.check()
+    again = cache.put("sysuse")
+    cache.check()
+    cache.unlock(again)
+    cache.unlock(user)
+    cache.check()
+    assert sum(len(one.pages) for one in cache.tree.evict(100, StepId(0))) == 2 * len("sysuse")
+    cache.check()
+
+
+def test_nothing_is_hidden_of_who_has_nothing_in_the_tree() -> None:
+    cache = Cache(2)
+    node, _ = cache.match("ab")
+    cache.unlock(node)
+    cache.tree.hide(node)
+    cache.check()
+    assert cache.tree.counts.hidden == 0

@@ -140,6 +140,11 @@ def test_a_chat_and_token_ids_are_prompts_too(
         ({"text": "x", "chat_template_kwargs": {"a": {1}}}, "chat_template_kwargs"),
         ({"text": "x", "timeout_s": 0}, "timeout_s"),
         ({"text": "x", "timeout_s": float("nan")}, "timeout_s"),
+        ({"text": "x", "timeout_s": 1e300}, "timeout_s"),  # gRPC: a time that has passed
+        ({"text": "x", "request_id": 5}, "request_id"),
+        ({"text": "x", "request_id": "\ud800"}, "request_id"),
+        ({"input_ids": 5}, "input_ids"),
+        ({"messages": iter(())}, "messages"),
     ],
 )
 def test_what_can_not_be_sent_is_refused_by_name_before_it_is(

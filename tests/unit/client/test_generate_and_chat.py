@@ -16,6 +16,8 @@ import pytest
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits
 from fakes.terminal import CTRL_C, CTRL_D, terminal
 from load.serving import eventually
+from minisgl_client.commands.asking import NO_PARAMETERS
+from minisgl_client.requests import RequestFields, SamplingFields
 
 PATIENCE_S = 60.0
 MINISGL = str(Path(sys.executable).parent / "minisgl")
@@ -121,12 +123,27 @@ def test_an_error_is_an_event_for_scripts(server: InferenceServer) -> None:
         ((), b"\xff", 2, "prompt"),
         (("--set", "x", "y"), "", 2, "key=value"),
         (("--timeout", "0", "y"), "", 2, "timeout_s"),
+        (("--set", "stream=true", "y"), "", 2, "'stream' is no sampling parameter"),
         (("--url", "127.0.0.1:1", "y"), "", 5, "refused"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[str, ...], stdin: str | bytes, code: int, named: str) -> None:
     done = minisgl("generate", "--url", "127.0.0.1:1", *arguments, stdin=stdin)
     assert done.returncode == code and named in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_is_no_sampling_parameter_is_all_that_a_client_takes_beside_them() -> None:
+    beside = RequestFields.__annotations__.keys() - SamplingFields.__annotations__.keys()
+    assert beside | {"text", "stream"} == NO_PARAMETERS
+
+
+def test_counts_are_asked_for_only_where_they_are_shown(server: InferenceServer) -> None:
+    """So that `generate --model summarise` works, whose contract has none."""
+    minisgl("generate", "--url", server.url, "x")
+    minisgl("generate", "--url", server.url, "--json", "x")
+    plain, as_json = (set(inputs_of(request)) for request in server.requests)
+    assert plain == {"text_input", "stream"}
+    assert as_json - plain == {"return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics"}
 
 
 def test_a_timeout_ends_generate(server: InferenceServer) -> None:

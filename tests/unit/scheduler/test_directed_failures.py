@@ -153,3 +153,30 @@ def test_an_abort_between_the_failed_step_and_its_answer_is_told_once(depth: int
     engine.finish()
     assert engine.life(gone).ended is EndReason.ABORT
     assert engine.life(stays).ended is EndReason.LENGTH
+
+
+def test_lpm_looks_again_for_what_a_failed_step_took_from_the_cache() -> None:
+    engine = SchedulerBench(Limits(2, 20, 2, 40, 60, policy="lpm"))
+    engine.add([1, 2, 3, 4, 5], 1)
+    engine.step()
+    oldest, _ = engine.add([9, 9, 9], 8), engine.add([8, 8, 8], 8)
+    engine.step()
+    cached = engine.add([1, 2, 3, 4, 6], 1)
+    assert engine.plan() is not None
+    engine.fail()
+    told = len(engine.life(oldest).tokens)
+    engine.step()
+    assert len(engine.life(oldest).tokens) == told + 1, "nothing is cached any more, so the oldest comes first"
+    assert not engine.life(cached).tokens
+    engine.finish()
+
+
+@DEPTHS
+def test_who_decodes_alone_in_a_step_that_fails_fails_too(depth: int) -> None:
+    engine = bench(depth)
+    bad = engine.add(numbers(9), 5)
+    engine.step()
+    plan = engine.plan()
+    assert plan is not None and plan.row_starts == (9,)
+    assert engine.fail().ended == (Ended(bad, EndReason.FAILED),)
+    engine.finish()

@@ -137,21 +137,40 @@ def test_a_resumed_sequence_finds_all_that_was_stored_though_tokens_landed_since
     engine.finish()
 
 
+@DEPTHS
+def test_a_resumed_sequence_whose_twin_went_on_still_computes_its_last_token(depth: int) -> None:
+    """All that it knows is in the tree, and more: but the logits behind its last token are nowhere."""
+    engine = bench(depth, num_pages=24, page_size=1, max_running=2, token_budget=20)
+    twin, retracted = (engine.add(numbers(6), 17) for _ in range(2))
+    while not engine.retractions:
+        if engine.plan() is None or not depth:
+            engine.apply()
+    state = engine.scheduler._live[retracted]
+    while state.slot < 0:
+        plan = engine.plan()
+        if plan is None or not depth:
+            engine.apply()
+    assert engine.life(twin).ended is EndReason.LENGTH
+    assert plan is not None and (plan.row_starts, plan.row_lengths) == ((state.known - 1 - (not depth),), (1,))
+    engine.finish()
+
+
 # ── rule 9: what a step in flight names ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_page_that_a_step_in_flight_names_is_not_handed_out_though_its_sequence_has_ended() -> None:
     """A's end is seen one step late; its two full pages are in the tree, unlocked, and its third is let go. All three
-    are named by step 2. B needs all three."""
+    are named by step 2. B needs three, and one is free: it gets that one, and waits for the others."""
     stop = solo_run(numbers(9), GREEDY, 1, ())[0]
-    engine = bench(1, num_pages=3, page_size=4, token_budget=32)
+    engine = bench(1, num_pages=4, page_size=4, token_budget=32)
     engine.add(numbers(9), 3, stop_token_ids=tuple(stop))
     other = engine.add(numbers(11, start=4), 1)
     assert engine.plan() is not None and engine.plan() is not None
     assert engine.apply().ended[0].reason is EndReason.STOP
-    assert engine.plan() is None, "nothing can be handed out before step 2 is applied"
+    engine.plan()
+    assert engine.scheduler._live[other].computed == 4, "no more than the free page before step 2 is applied"
     engine.apply()
-    assert engine.plan() is not None
+    assert engine.scheduler.gauges().evicted_pages >= 1
     engine.finish()
     assert engine.life(other).ended is EndReason.LENGTH
 
@@ -240,6 +259,39 @@ def test_the_oldest_is_never_retracted_and_a_retracted_one_goes_on_with_the_same
     assert engine.retractions > 0
     assert sum(oldest_went_on) >= len(oldest_went_on) // 2
     assert [len(engine.life(id).tokens) for id in ids] == [40] * 4
+
+
+@DEPTHS
+def test_a_younger_one_that_lacks_a_page_waits_and_takes_none_from_an_older(depth: int) -> None:
+    """Seven pages: when the younger needs its fourth, the older has four. It waits until the older one ends."""
+    engine = bench(depth, num_pages=7, token_budget=20)
+    older, younger = engine.add(numbers(8), 8), engine.add(numbers(7, start=9), 8)
+    while engine.life(older).ended is None:
+        if engine.plan() is None or not depth:
+            engine.apply()
+    assert engine.life(younger).had_a_row and len(engine.life(younger).tokens) < 8
+    engine.finish()
+    assert engine.retractions == 0
+
+
+@pytest.mark.parametrize(
+    ("streams", "num_pages", "prompt_tokens"), [(6, 48, 20), (6, 48, 26), (7, 49, 20), (7, 63, 20)]
+)
+def test_rows_of_younger_ones_do_not_take_every_page_before_the_oldest_ones_prompt(
+    streams: int, num_pages: int, prompt_tokens: int
+) -> None:
+    """The oldest has the worst priority, so others decode while its prompt is under way. They have learned to hope for
+    short answers, which these are not. What a victim frees is just what the rows before the prompt need, twice."""
+    limits = Limits(streams + 1, streams + 2, 1, num_pages, 256, policy="priority")
+    engine = SchedulerBench(limits)
+    for number in range(100):
+        engine.add([number % 23], 50, stop_token_ids=tuple(range(23)))
+    engine.finish()
+    engine.add([(3 * place + 7) % 23 for place in range(prompt_tokens)], 2, priority=9)
+    for number in range(streams):
+        engine.add([*range(10), number], 20)
+    engine.finish()
+    assert engine.retractions > 0
 
 
 @DEPTHS

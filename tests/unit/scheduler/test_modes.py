@@ -77,6 +77,18 @@ def test_without_a_prefix_cache_nothing_is_shared_and_nothing_stays(depth: int) 
     assert [life.cached_tokens for life in engine.lives.values()] == [0, 0, 0]
 
 
+@DEPTHS
+def test_found_in_the_cache_is_what_admissions_found_and_not_the_copies_that_came_free(depth: int) -> None:
+    engine = bench(depth)
+    prompt = range(3 * engine.limits.page_size)
+    for _ in range(2):
+        engine.add(prompt, 2)
+    engine.finish()
+    told = sum(life.cached_tokens or 0 for life in engine.lives.values())
+    assert told == 2 * engine.limits.page_size, "of three pages, one at least is computed"
+    assert engine.scheduler.gauges().matched_pages == 2
+
+
 # ── reserve ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

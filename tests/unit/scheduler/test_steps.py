@@ -105,6 +105,26 @@ def test_a_row_without_a_token_ends_its_own_sequence_and_no_other() -> None:
     assert engine.scheduler.gauges().running == 2
 
 
+def test_nobody_reads_what_a_row_without_a_token_has_read_though_others_left_pages_behind_it() -> None:
+    engine = bench(token_budget=40)
+    page = engine.limits.page_size
+    shared = list(range(2 * page))
+    bad = [*shared, *[7] * page, 1]
+    failing = (Sampling(0.0, 0, 1.0, FAILING_SEED | seed, 0) for seed in range(100))
+    engine.add(bad, 3, sampling=next(one for one in failing if solo_run(bad, one, 3, ()) == ([], "failed")))
+    leaving = engine.add([*shared, *[8] * page, 1], 3)
+    assert engine.plan() is not None
+    engine.abort(leaving)
+    assert engine.apply().ended
+    assert engine.scheduler.gauges().cached_pages == 3, "what it alone had is given back"
+    later = engine.add([*shared, 9], 3)
+    plan = engine.plan()
+    assert plan is not None and plan.row_starts == (0,), "the prefix is computed anew"
+    engine.apply()
+    assert engine.life(later).cached_tokens == 0
+    engine.finish()
+
+
 def test_a_sequence_that_fails_later_keeps_the_tokens_it_had() -> None:
     engine = bench()
     for seed in range(6):

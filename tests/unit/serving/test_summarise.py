@@ -14,8 +14,10 @@ from fakes.triton_stub import FakeStub, Log, request
 from minisgl_backend.errors import ConfigError, EngineUnavailable, RequestError, Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving import summarise
+from minisgl_backend.serving.bridge import Bridge
 from minisgl_backend.serving.calls import Said
-from minisgl_backend.serving.summarise import Settings, Summariser, prompt_of, read_settings, read_text
+from minisgl_backend.serving.summarise import Settings, Summariser, prompt_of, read_settings, read_text, start
 
 WAIT_S = 5.0
 
@@ -254,6 +256,14 @@ def test_bad_input_is_refused_by_name(rig: Rig, text: bytes | None, parameters: 
     assert rig.model.calls == []
 
 
+def test_a_text_of_far_too_many_parts_is_refused_without_being_split(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second and a half of Triton's thread otherwise."""
+    monkeypatch.delattr(summarise, "split_parts")
+    rig.summariser.submit(asked(1, b"a" * (16 << 20), b'{"part_bytes": 64}'))
+    end = rig.outputs.wait_end(1)
+    assert isinstance(end, Failed) and end.message.startswith("text_input: makes 262144 parts, at most 4096 are taken")
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -285,6 +295,17 @@ def test_settings_come_from_the_models_configuration_and_are_checked() -> None:
         read_settings(config(modl="b"))
     with pytest.raises(ConfigError, match="setting parallel_parts: must be an integer from 1 to 16, got '32'"):
         read_settings(config(parallel_parts="32"))
+
+
+@pytest.mark.parametrize(("parameters", "limit_s"), [({}, 20), ({"drain_s": {"string_value": "3"}}, 3)])
+def test_an_unload_waits_as_long_as_its_own_setting_says(
+    monkeypatch: pytest.MonkeyPatch, parameters: Mapping[str, Any], limit_s: int
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(Bridge, "limit_drain", lambda bridge, args, limit_s: limits.append(limit_s))
+    bridge = start(FakeStub(), {"model_config": json.dumps({"parameters": parameters})})
+    bridge.close()
+    assert limits == [limit_s]
 
 
 def test_the_prompt_ends_with_what_was_said_already() -> None:

@@ -131,6 +131,15 @@ def test_messages_that_are_none_are_refused_by_name(byte_level: Tokenizer, raw: 
     assert refusal(byte_level, messages=raw).startswith(says)
 
 
+@pytest.mark.parametrize("depth", [400, 900, 100_000])
+def test_a_chat_may_be_nested_as_deeply_as_python_can_walk(byte_level: Tokenizer, depth: int) -> None:
+    raw = b'[{"role": "user", "content": "hi", "more": ' + b"[" * depth + b"]" * depth + b"}]"
+    if depth == 400:
+        assert ask(byte_level, messages=raw).num_input_tokens > 0
+    else:
+        assert refusal(byte_level, messages=raw) == "messages: is nested too deeply"
+
+
 def test_characters_beyond_the_basic_plane_may_be_escaped(byte_level: Tokenizer) -> None:
     escaped = b'[{"role": "user", "content": "\\ud83d\\ude00"}]'
     plain = [{"role": "user", "content": "\U0001f600"}]
@@ -188,7 +197,7 @@ def test_a_template_of_the_client_is_refused_unless_the_operator_allows_it(byte_
     limits = RequestLimits(context_tokens=128, pool_tokens=1000, allow_client_template=True)
     got = ask(byte_level, limits, **fields)
     assert got.prompt_ids == pack_tokens(byte_level.encode("[hi]", add_special_tokens=False))
-    with pytest.raises(InvalidRequest, match=r"^messages: the request's chat template is broken: "):
+    with pytest.raises(InvalidRequest, match=r"^chat_template: is broken: "):
         ask(byte_level, limits, chat=[USER], parameters={"chat_template": "{% if %}"})
     with pytest.raises(InvalidRequest, match=r"^messages: holds nothing that the model's tokenizer knows"):
         ask(byte_level, limits, chat=[USER], parameters={"chat_template": "{# #}"})
@@ -211,7 +220,8 @@ def test_a_template_of_the_client_serves_a_model_without_one(tmp_path: Path) -> 
         ({"text_input": b"a" * LONG_PROMPT}, True),
         ({"messages": b" " * (LONG_PROMPT - 1)}, False),
         ({"messages": b" " * LONG_PROMPT}, True),
-        ({"messages": b"[]", "parameters": {"chat_template": "x"}}, True),
+        ({"messages": b"[]", "parameters": {"chat_template": ""}}, True),
+        ({"messages": b"[]", "parameters": {"chat_template_kwargs": {"a": "x"}}}, True),  # up to 1 MiB of them
         ({"input_ids": pack_tokens([1] * 4000)}, False),
     ],
 )
