@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True  # keep K/V of prompts and outputs for later prompts that begin alike
     reserve: Literal["learned", "full"] = "learned"  # pages kept for running sequences; full: for the worst case
     mixed: bool = True  # decode rows and prompt chunks in one step; False: prompts first, in steps of their own
+    overlap: bool = False  # plan the next step while one runs
     target_itl_ms: float = 0.0  # time between two tokens of a stream that prompts of others may cause; 0: no target
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
@@ -46,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
+    step_trace: str = ""  # file for a timeline of the steps, overwritten; empty: none
     fake_step_ms: float = 0.0  # device "fake" only: time a step takes
 
 

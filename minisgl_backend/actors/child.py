@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq.asyncio
 
-from minisgl_backend.actors.executors.build import make_limits
+from minisgl_backend.actors.executors.build import make_scheduler
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
 from minisgl_backend.actors.rundir import memory_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
+from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRACK, StepTrace
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
 from minisgl_backend.errors import StartError
@@ -44,18 +45,20 @@ def die_with(parent_pid: int) -> None:
 
 async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
     """Until Halt."""
-    from minisgl_backend.scheduler.scheduler import Scheduler
-
     inbox: WireInbox[ToScheduler] = WireInbox(context, home / "scheduler", ToScheduler, CAPACITY)
     host.put(Ready("scheduler", os.getpid(), 0))
     begin = await inbox.receive()
     assert isinstance(begin, Begin), begin
-    limits = make_limits(settings.config, begin.num_pages, begin.context_tokens)
+    scheduler = make_scheduler(settings.config, begin.num_pages, begin.context_tokens)
     workers: list[WireOutlet[BatchPlan]] = [
         WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)
     ]
+    trace = StepTrace(_trace_file(settings), "scheduler", SCHEDULER_TRACK)
     gc.freeze()
-    await SchedulerActor(Scheduler(limits), inbox, host, workers).run()
+    try:
+        await SchedulerActor(scheduler, inbox, host, workers, trace).run()
+    finally:
+        trace.close()
 
 
 async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
@@ -70,6 +73,7 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
 
     with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
         runner: StepRunner = build_runner(settings.config, Path(settings.model_folder), rank, say)
+    trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)
     try:
         runner.warm_up()
         host.put(Ready(role, os.getpid(), runner.num_pages))
@@ -77,9 +81,14 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
             WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
         )
         gc.freeze()
-        await WorkerActor(in_place(runner.run), inbox, to_scheduler).run()
+        await WorkerActor(in_place(runner.run), inbox, to_scheduler, trace).run()
     finally:
+        trace.close()
         runner.close()
+
+
+def _trace_file(settings: GroupSettings) -> Path | None:
+    return Path(settings.config.step_trace) if settings.config.step_trace else None
 
 
 _Host = WireOutlet[FromChild | SchedulerToText]

@@ -33,7 +33,9 @@ class Place:
 
 
 def absolute(config: EngineConfig) -> EngineConfig:
-    """The same settings, meaning the same model from any working directory."""
+    """The same settings, meaning the same model and files from any working directory."""
+    if config.step_trace:
+        config = msgspec.structs.replace(config, step_trace=str(Path(config.step_trace).expanduser().resolve()))
     folder = Path(config.model).expanduser()
     if config.model in FETCHABLE:  # as locate_model: a folder of that name in the way is not meant
         return config

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.actors.executors.build import make_limits
+from minisgl_backend.actors.executors.build import make_scheduler
 from minisgl_backend.actors.executors.inline import InlineExecutor
 from minisgl_backend.actors.host import load_text_side
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
@@ -40,6 +40,7 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.fake import FakeRunner
 
 Hook = Callable[[BatchPlan], Awaitable[None]]
@@ -147,6 +148,7 @@ class FakeEngine:
         self._num_pages = num_pages
         self.inbox: LocalMailbox[ToText] = LocalMailbox(1 << 16)
         self.ranks: list[FakeRank] = []
+        self.schedulers: list[Scheduler] = []  # of each group, the last one of the present
         self.gave_up = False
         self.text: TextActor | None = None
         self.backoffs: list[float] = []
@@ -193,7 +195,11 @@ async def fake_engine(
         fake.ranks.append(FakeRank((build or FakeEngine.runner)(fake), hook))
         return fake.ranks[-1]
 
-    executor = InlineExecutor(build_rank, lambda pages: make_limits(config, pages, 1024))
+    def make(pages: int) -> Scheduler:
+        fake.schedulers.append(make_scheduler(config, pages, 1024))
+        return fake.schedulers[-1]
+
+    executor = InlineExecutor(build_rank, make)
     supervisor = Supervisor(
         executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=fake.wait
     )

@@ -9,6 +9,9 @@ from .copies import Mutation
 
 _UNIT = "tests/unit/scheduler/"
 _OVERLAP = _UNIT + "test_directed_overlap.py::"
+_IN_ENGINE = "tests/sim/test_overlap.py::"  # the actors with their mailboxes
+_IN_ENGINE_CANCELS = _IN_ENGINE + "test_hundreds_of_cancels_and_failed_steps_leak_nothing_and_change_no_answer[overlap]"
+_TRACE = "tests/sim/test_step_trace.py::"
 _PAGES = _UNIT + "test_directed_pages.py::"
 _FAILURES = _UNIT + "test_directed_failures.py::"
 _SHARING = _UNIT + "test_sharing.py::"
@@ -24,7 +27,10 @@ OVERLAP_RULES = (
         "scheduler/planner.py",
         "if start == state.stored_tokens or state.slot < 0:",
         "if state.slot < 0:",
-        (_OVERLAP + "test_fault_1_exactly_max_tokens_are_planned_and_told_though_the_count_runs_ahead",),
+        (
+            _OVERLAP + "test_fault_1_exactly_max_tokens_are_planned_and_told_though_the_count_runs_ahead",
+            _IN_ENGINE + "test_no_step_is_planned_beyond_max_tokens[overlap]",
+        ),
         "fault-1-length-by-confirmed-tokens",
     ),
     Mutation(
@@ -32,7 +38,10 @@ OVERLAP_RULES = (
         "scheduler/scheduler.py",
         "if state.epoch != epoch:",
         "if state.epoch != epoch and False:",
-        (_OVERLAP + "test_fault_2_a_token_computed_after_the_end_is_dropped_and_brings_nothing_back",),
+        (
+            _OVERLAP + "test_fault_2_a_token_computed_after_the_end_is_dropped_and_brings_nothing_back",
+            _IN_ENGINE_CANCELS,
+        ),
         "fault-2-late-tokens-are-told",
     ),
     Mutation(
@@ -40,7 +49,10 @@ OVERLAP_RULES = (
         "cache/quarantine.py",
         "return tag <= self._applied",
         "return True",
-        (_OVERLAP + "test_fault_3_slot_and_pages_are_handed_out_only_when_the_last_step_that_names_them_is_applied",),
+        (
+            _OVERLAP + "test_fault_3_slot_and_pages_are_handed_out_only_when_the_last_step_that_names_them_is_applied",
+            _IN_ENGINE_CANCELS,
+        ),
         "fault-3-no-quarantine",
     ),
     Mutation(
@@ -48,7 +60,7 @@ OVERLAP_RULES = (
         "scheduler/lives.py",
         "        del self.live[state.id]\n        if state.deadline_s",
         "        if reason is not EndReason.ABORT:\n            del self.live[state.id]\n        if state.deadline_s",
-        (_OVERLAP + "test_fault_4_an_abort_of_a_prompt_in_flight_releases_it_once",),
+        (_OVERLAP + "test_fault_4_an_abort_of_a_prompt_in_flight_releases_it_once", _IN_ENGINE_CANCELS),
         "fault-4-an-abort-releases-twice",
     ),
     Mutation(
@@ -363,4 +375,45 @@ ROOM_RULES = (
     ),
 )
 
-MUTATIONS = OVERLAP_RULES + PLAN_RULES + PAGE_RULES + ROOM_RULES
+ENGINE_RULES = (
+    Mutation(
+        "with overlap the next plan is handed out while a step runs",
+        "actors/scheduler.py",
+        "step=plan.step, rows=len(plan.row_slots))\n",
+        "step=plan.step, rows=len(plan.row_slots))\n            return\n",
+        (
+            _IN_ENGINE + "test_with_host_time_equal_to_device_time_overlap_gives_1_8_times_the_throughput",
+            _TRACE + "test_with_overlap_the_next_plan_is_received_before_the_present_step_ends[inline]",
+        ),
+        "engine-one-plan-a-result",
+    ),
+    Mutation(
+        "the setting reaches the scheduler",
+        "actors/executors/build.py",
+        "depth=int(config.overlap)",
+        "depth=0",
+        (
+            _IN_ENGINE + "test_a_step_that_runs_out_of_memory_voids_the_one_behind_it_and_costs_no_token[overlap]",
+            _TRACE + "test_with_overlap_the_next_plan_is_received_before_the_present_step_ends[inline]",
+        ),
+        "engine-overlap-ignored",
+    ),
+    Mutation(
+        "a plan made before a failure was known does not run on what is not there",
+        "worker/spoilt.py",
+        "self._spoilt.update(range(self._max_running))",
+        "pass",
+        (_IN_ENGINE + "test_a_step_that_runs_out_of_memory_voids_the_one_behind_it_and_costs_no_token[overlap]",),
+        "engine-nothing-is-spoilt",
+    ),
+    Mutation(
+        "a Halt goes before the plans that wait",
+        "actors/worker.py",
+        "if self._halted:",
+        "if self._halted and not self._plans:",
+        (_IN_ENGINE + "test_a_halt_goes_before_the_plan_that_waits",),
+        "engine-halt-waits",
+    ),
+)
+
+MUTATIONS = OVERLAP_RULES + PLAN_RULES + PAGE_RULES + ROOM_RULES + ENGINE_RULES

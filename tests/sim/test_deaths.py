@@ -32,8 +32,8 @@ class _DiesAt:
             raise RuntimeError("the device fell off the bus")
 
 
-async def test_a_worker_death_answers_everybody_and_the_engine_comes_back(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama, hook=_DiesAt(5)) as engine:
+async def test_a_worker_death_answers_everybody_and_the_engine_comes_back(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=_DiesAt(5)) as engine:
         holder = engine.holder()
         ids = [holder.request("the cat", max_tokens=100) for _ in range(10)]
         for id in ids:
@@ -49,7 +49,7 @@ async def test_a_worker_death_answers_everybody_and_the_engine_comes_back(tiny_l
 
 
 async def test_messages_that_come_while_a_group_dies_kill_nobody(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between a death and its announcement the way to the scheduler is closed already."""
     never = asyncio.Event()
@@ -58,7 +58,7 @@ async def test_messages_that_come_while_a_group_dies_kill_nobody(
         if plan.step == 5:
             await never.wait()
 
-    async with fake_engine(tiny_llama, hook=hangs_at_the_fifth, num_pages=512) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=hangs_at_the_fifth, num_pages=512) as engine:
         holder, other = engine.holder(b"holder"), engine.holder(b"other")
         ids = [holder.request("the cat", max_tokens=900) for _ in range(3)]
         gone = other.request("the cat", max_tokens=900)
@@ -82,8 +82,10 @@ async def test_messages_that_come_while_a_group_dies_kill_nobody(
         assert not other.ended(gone)
 
 
-async def test_a_scheduler_death_answers_everybody_too(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_a_scheduler_death_answers_everybody_too(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         ids = [holder.request("the cat", max_tokens=100) for _ in range(4)]
 
@@ -102,27 +104,29 @@ async def test_a_scheduler_death_answers_everybody_too(tiny_llama: Path, monkeyp
 
 @pytest.mark.parametrize("content", [b"\xff\xfe not utf-8", b"{", b"[]"])
 async def test_a_broken_tokenizer_file_is_a_failed_start_and_never_a_dead_host(
-    tmp_path: Path, tiny_llama: Path, content: bytes
+    tmp_path: Path, tiny_llama: Path, overlap: bool, content: bytes
 ) -> None:
     shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer_config.json").write_bytes(content)
-    async with fake_engine(tmp_path, ready=False) as engine:
+    async with fake_engine(tmp_path, overlap=overlap, ready=False) as engine:
         holder = engine.holder()
         health = await holder.state(EngineState.FAILED)
         assert health.exit_code != 0 and health.detail
 
 
-async def test_a_start_that_fails_is_not_tried_again(tiny_llama: Path) -> None:
+async def test_a_start_that_fails_is_not_tried_again(tiny_llama: Path, overlap: bool) -> None:
     def fails(engine: FakeEngine) -> FakeRunner:
         raise RuntimeError("no device")
 
-    async with fake_engine(tiny_llama, build=fails, ready=False) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, build=fails, ready=False) as engine:
         health = await engine.holder().state(EngineState.FAILED)
         assert "could not start" in health.detail and "no device" in health.detail
         assert (health.exit_code, engine.backoffs) == (1, [])
 
 
-async def test_back_off_doubles_and_the_engine_stays_down_after_too_many_deaths(tiny_llama: Path) -> None:
+async def test_back_off_doubles_and_the_engine_stays_down_after_too_many_deaths(
+    tiny_llama: Path, overlap: bool
+) -> None:
     starts = 0
 
     def works_once(engine: FakeEngine) -> FakeRunner:
@@ -132,7 +136,7 @@ async def test_back_off_doubles_and_the_engine_stays_down_after_too_many_deaths(
             raise RuntimeError("no device")
         return engine.runner()
 
-    async with fake_engine(tiny_llama, hook=_DiesAt(1), build=works_once, max_restarts=4) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=_DiesAt(1), build=works_once, max_restarts=4) as engine:
         holder = engine.holder()
         lost = await holder.answer(holder.request("the", max_tokens=1))
         assert isinstance(lost, Failed) and lost.status is Status.UNAVAILABLE
@@ -144,8 +148,8 @@ async def test_back_off_doubles_and_the_engine_stays_down_after_too_many_deaths(
         assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
 
 
-async def test_a_finished_request_resets_the_count_of_deaths(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama, hook=_DiesAt(2, 5, 8, 11), max_restarts=1) as engine:
+async def test_a_finished_request_resets_the_count_of_deaths(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=_DiesAt(2, 5, 8, 11), max_restarts=1) as engine:
         holder = engine.holder()
         for _ in range(4):
             await holder.until(lambda: bool(holder.healths) and holder.healths[-1].state is EngineState.READY)
@@ -162,7 +166,9 @@ async def test_a_finished_request_resets_the_count_of_deaths(tiny_llama: Path) -
 
 
 @pytest.mark.parametrize("message", ["architecture 'Foo' is not supported; supported are LlamaForCausalLM"])
-async def test_a_fatal_start_is_told_with_its_exit_code_and_not_tried_again(tiny_llama: Path, message: str) -> None:
+async def test_a_fatal_start_is_told_with_its_exit_code_and_not_tried_again(
+    tiny_llama: Path, message: str, overlap: bool
+) -> None:
     starts = 0
 
     def fails(engine: FakeEngine) -> FakeRunner:
@@ -170,15 +176,17 @@ async def test_a_fatal_start_is_told_with_its_exit_code_and_not_tried_again(tiny
         starts += 1
         raise ModelUnsupported(message)
 
-    async with fake_engine(tiny_llama, build=fails, ready=False) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, build=fails, ready=False) as engine:
         holder = engine.holder()
         health = await holder.state(EngineState.FAILED)
         assert (health.detail, health.exit_code, starts) == (message, ModelUnsupported.exit_code, 1)
 
 
-async def test_a_folder_without_tokenizer_is_a_failed_start_with_one_sentence(tmp_path: Path, tiny_llama: Path) -> None:
+async def test_a_folder_without_tokenizer_is_a_failed_start_with_one_sentence(
+    tmp_path: Path, tiny_llama: Path, overlap: bool
+) -> None:
     shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*token*"))
-    async with fake_engine(tmp_path, ready=False) as engine:
+    async with fake_engine(tmp_path, overlap=overlap, ready=False) as engine:
         holder = engine.holder()
         health = await holder.state(EngineState.FAILED)
         assert "tokenizer" in health.detail and "\n" not in health.detail

@@ -12,9 +12,9 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.plan import BatchPlan
 
 
-async def test_an_answer_is_the_same_alone_and_among_many(tiny_llama: Path) -> None:
+async def test_an_answer_is_the_same_alone_and_among_many(tiny_llama: Path, overlap: bool) -> None:
     prompts = [("the cat " * (1 + 7 * i % 23)).strip() for i in range(40)]
-    async with fake_engine(tiny_llama, max_running=8, token_budget=32) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, max_running=8, token_budget=32) as engine:
         holder = engine.holder()
         alone = []
         for prompt in prompts:
@@ -24,8 +24,8 @@ async def test_an_answer_is_the_same_alone_and_among_many(tiny_llama: Path) -> N
         await holder.idle()
 
 
-async def test_streamed_pieces_join_to_the_answer_given_at_once(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_streamed_pieces_join_to_the_answer_given_at_once(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         streamed = holder.request("and the cat", max_tokens=30)
         whole = holder.request("and the cat", stream=False, max_tokens=30)
@@ -34,8 +34,8 @@ async def test_streamed_pieces_join_to_the_answer_given_at_once(tiny_llama: Path
         assert len(holder.outputs[streamed]) > 2
 
 
-async def test_exactly_max_tokens_come_out_and_the_reason_is_length(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_exactly_max_tokens_come_out_and_the_reason_is_length(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         for number in (1, 2, 16, 17):
             end = await holder.answer(holder.request("the", stream=False, max_tokens=number))
@@ -43,8 +43,8 @@ async def test_exactly_max_tokens_come_out_and_the_reason_is_length(tiny_llama: 
             assert (end.num_output_tokens, len(end.tokens) // 4, end.reason) == (number, number, FinishReason.LENGTH)
 
 
-async def test_a_bad_request_fails_alone(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_a_bad_request_fails_alone(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         good = [holder.request("the cat", max_tokens=8) for _ in range(4)]
         bad = [
@@ -64,9 +64,11 @@ async def test_a_bad_request_fails_alone(tiny_llama: Path) -> None:
         await holder.idle()
 
 
-async def test_a_long_prompt_is_tokenised_beside_the_loop_and_can_be_cancelled_meanwhile(tiny_llama: Path) -> None:
+async def test_a_long_prompt_is_tokenised_beside_the_loop_and_can_be_cancelled_meanwhile(
+    tiny_llama: Path, overlap: bool
+) -> None:
     long = "the cat " * 2500  # 20 kB: over the bound for inline work, and far over the context after tokenising
-    async with fake_engine(tiny_llama) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         refused, cancelled = holder.request(long), holder.request(long)
         holder.cancel(cancelled)
@@ -77,9 +79,11 @@ async def test_a_long_prompt_is_tokenised_beside_the_loop_and_can_be_cancelled_m
         await holder.idle()
 
 
-async def test_a_cancel_at_any_moment_ends_one_request_once_and_gives_all_pages_back(tiny_llama: Path) -> None:
+async def test_a_cancel_at_any_moment_ends_one_request_once_and_gives_all_pages_back(
+    tiny_llama: Path, overlap: bool
+) -> None:
     chance = random.Random(7)
-    async with fake_engine(tiny_llama, max_running=6, token_budget=24) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, max_running=6, token_budget=24) as engine:
         holder = engine.holder()
         reference = await holder.text(holder.request("the cat and the", max_tokens=25, temperature=0))
         for _ in range(20):
@@ -100,8 +104,8 @@ async def test_a_cancel_at_any_moment_ends_one_request_once_and_gives_all_pages_
         await holder.idle()
 
 
-async def test_cancels_of_unknown_and_ended_requests_are_harmless(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_cancels_of_unknown_and_ended_requests_are_harmless(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         id = holder.request("the", max_tokens=2)
         await holder.answer(id)
@@ -111,7 +115,7 @@ async def test_cancels_of_unknown_and_ended_requests_are_harmless(tiny_llama: Pa
         await holder.idle()
 
 
-async def test_a_holder_that_is_gone_takes_only_its_own_requests_along(tiny_llama: Path) -> None:
+async def test_a_holder_that_is_gone_takes_only_its_own_requests_along(tiny_llama: Path, overlap: bool) -> None:
     gate = asyncio.Event()
     running = asyncio.Event()
 
@@ -119,7 +123,7 @@ async def test_a_holder_that_is_gone_takes_only_its_own_requests_along(tiny_llam
         running.set()
         await gate.wait()
 
-    async with fake_engine(tiny_llama, hook=wait_for_gate) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=wait_for_gate) as engine:
         stays, leaves = engine.holder(b"stays"), engine.holder(b"leaves")
         kept = stays.request("the cat", max_tokens=20)
         lost = [leaves.request("the cat", max_tokens=500) for _ in range(5)]
@@ -131,13 +135,13 @@ async def test_a_holder_that_is_gone_takes_only_its_own_requests_along(tiny_llam
         assert not any(leaves.ended(id) for id in lost)  # nobody is there to be told
 
 
-async def test_over_the_queue_limit_requests_are_refused_as_retryable(tiny_llama: Path) -> None:
+async def test_over_the_queue_limit_requests_are_refused_as_retryable(tiny_llama: Path, overlap: bool) -> None:
     gate = asyncio.Event()
 
     async def wait_for_gate(plan: BatchPlan) -> None:
         await gate.wait()
 
-    async with fake_engine(tiny_llama, hook=wait_for_gate, max_running=2, queue_limit=3) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap, hook=wait_for_gate, max_running=2, queue_limit=3) as engine:
         holder = engine.holder()
         ids = [holder.request("the cat", max_tokens=4) for _ in range(8)]
         await holder.until(lambda: sum(map(holder.ended, ids)) == 3)

@@ -19,9 +19,10 @@ from minisgl_backend.text.tokenizer import Tokenizer
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10)
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama: Path) -> Iterator[LLM]:
-    with LLM(tiny_llama, device="fake", executor="inline", max_running=4, queue_limit=8) as llm:
+@pytest.fixture(scope="module", params=[False, True], ids=["depth-0", "overlap"])
+def llm(tiny_llama: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    sizes = {"max_running": 4, "queue_limit": 8}
+    with LLM(tiny_llama, device="fake", executor="inline", overlap=request.param, **sizes) as llm:
         yield llm
 
 

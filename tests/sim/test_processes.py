@@ -30,6 +30,7 @@ from minisgl_backend.messages.ids import RequestId
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 20.0
+BOTH_DEPTHS = pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "overlap"])
 
 
 class Client:
@@ -64,11 +65,17 @@ class Client:
 
 
 @pytest.fixture
-def config(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
+def overlap() -> bool:
+    """Off unless a test asks for both: most of these are about processes and not about steps."""
+    return False
+
+
+@pytest.fixture
+def config(tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineConfig]:
     """Settings of an engine nobody else meets; whatever is left of it at the end is a failure."""
     runtime = Path(f"/tmp/minisgl-test-{os.getpid()}")
     monkeypatch.setenv(RUNTIME_VARIABLE, str(runtime))
-    yield EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0)
+    yield EngineConfig(model=str(tiny_llama), device="fake", lease_s=0.5, fake_step_ms=2.0, overlap=overlap)
     _eventually(lambda: not engine_processes(runtime), "processes of the engine are left")
     shutil.rmtree(runtime)
 
@@ -91,6 +98,7 @@ def _pid(stats: Stats, role: str) -> int:
     return dict(stats.pids)[role]
 
 
+@BOTH_DEPTHS
 def test_requests_go_through_and_the_engine_stops_when_its_lease_is_given_back(config: EngineConfig) -> None:
     client = Client(config)
     for _ in range(20):
@@ -116,6 +124,7 @@ def test_threads_of_a_worker_sleep_while_they_wait_unless_the_user_says_otherwis
     client.link.close()
 
 
+@BOTH_DEPTHS
 @pytest.mark.parametrize("role", ["scheduler", "worker-0"])
 def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(config: EngineConfig, role: str) -> None:
     client = Client(config)
@@ -270,6 +279,12 @@ def test_a_folder_named_like_a_fetched_model_is_not_in_its_way(tmp_path: Path, m
     (tmp_path / "smollm2").mkdir()
     monkeypatch.chdir(tmp_path)
     assert absolute(EngineConfig(model="smollm2")).model == "smollm2"
+
+
+def test_a_step_trace_is_written_where_its_holder_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute(EngineConfig(step_trace="here.json")).step_trace == str(tmp_path / "here.json")
+    assert absolute(EngineConfig()).step_trace == ""
 
 
 def test_what_is_open_when_the_link_closes_is_answered_once(config: EngineConfig) -> None:

@@ -31,9 +31,9 @@ def submit(holder: Holder, id: int, *, stream: bool = False, **prompt: Any) -> R
     return RequestId(id)
 
 
-async def test_a_chat_and_its_ids_are_the_same_prompt(tiny_llama: Path) -> None:
+async def test_a_chat_and_its_ids_are_the_same_prompt(tiny_llama: Path, overlap: bool) -> None:
     ids = Tokenizer.load(tiny_llama).encode_chat(CHAT)
-    async with fake_engine(tiny_llama) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         by_chat = await holder.answer(submit(holder, 101, messages=json.dumps(CHAT).encode()))
         by_ids = await holder.answer(submit(holder, 102, input_ids=pack_tokens(ids)))
@@ -44,9 +44,10 @@ async def test_a_chat_and_its_ids_are_the_same_prompt(tiny_llama: Path) -> None:
 
 async def test_a_long_chat_is_tokenised_beside_the_loop_and_refused_or_answered_as_a_short_one(
     tiny_llama: Path,
+    overlap: bool,
 ) -> None:
     long = [{"role": "user", "content": "the cat " * 40} for _ in range(20)]
-    async with fake_engine(tiny_llama) as engine:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         answered = submit(holder, 101, messages=json.dumps([*CHAT, {"role": "x", "y": "z" * 3000}]).encode())
         refused = submit(holder, 102, messages=json.dumps(long * 50).encode())
@@ -97,8 +98,10 @@ async def test_templates_of_clients_that_do_not_end_hold_nobody_elses_prompt_up_
         assert sorted(begun) == ["0", "1"]
 
 
-async def test_twenty_megabytes_of_messages_are_refused_in_one_turn_of_the_loop(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_twenty_megabytes_of_messages_are_refused_in_one_turn_of_the_loop(
+    tiny_llama: Path, overlap: bool
+) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         huge = submit(holder, 101, messages=b"[" * (20 << 20))
         small = submit(holder, 102, messages=json.dumps(CHAT).encode())
@@ -107,8 +110,8 @@ async def test_twenty_megabytes_of_messages_are_refused_in_one_turn_of_the_loop(
         assert isinstance(end, Failed) and end.message.startswith("messages: must hold at most")
 
 
-async def test_every_answer_tells_its_start_once_and_first(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_every_answer_tells_its_start_once_and_first(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         streams = [submit(holder, 200 + n, stream=n % 2 == 0, text_input=b"the cat" * (1 + n)) for n in range(12)]
         for id in streams:
@@ -120,8 +123,8 @@ async def test_every_answer_tells_its_start_once_and_first(tiny_llama: Path) -> 
             assert 0 <= first.queue_ms <= first.ttft_ms and first.num_cached_tokens < first.num_input_tokens
 
 
-async def test_a_refused_request_tells_no_start(tiny_llama: Path) -> None:
-    async with fake_engine(tiny_llama) as engine:
+async def test_a_refused_request_tells_no_start(tiny_llama: Path, overlap: bool) -> None:
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
         holder = engine.holder()
         id = submit(holder, 101, input_ids=pack_tokens([-1]))
         end = await holder.answer(id)

@@ -9,20 +9,30 @@ from pathlib import Path
 from minisgl_backend.actors.executors.group import Executor, Say
 from minisgl_backend.actors.executors.inline import InlineExecutor, Rank
 from minisgl_backend.actors.executors.process import ProcessExecutor
+from minisgl_backend.actors.step_trace import begin_trace
 from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.scheduler.limits import Limits
+from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.runner import StepRunner
 
 
 def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
-    """folder: of the model. Raises StartError: it is one we do not run."""
+    """folder: of the model. Raises StartError: it is one we do not run, or a wrong setting."""
     context_tokens = context_limit(config, folder)
+    trace_file = begin_trace(config.step_trace)
     if config.executor == "process":
         return ProcessExecutor(config, folder, context_tokens, run_dir)
-    return InlineExecutor(_inline_rank(config, folder), lambda pages: make_limits(config, pages, context_tokens))
+    return InlineExecutor(
+        _inline_rank(config, folder), lambda pages: make_scheduler(config, pages, context_tokens), trace_file
+    )
+
+
+def make_scheduler(config: EngineConfig, num_pages: int, context_tokens: int) -> Scheduler:
+    """A fresh one for a group with so many KV pages."""
+    return Scheduler(make_limits(config, num_pages, context_tokens), depth=int(config.overlap))
 
 
 def make_limits(config: EngineConfig, num_pages: int, context_tokens: int) -> Limits:

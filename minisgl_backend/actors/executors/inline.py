@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
+from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRACK, StepTrace
 from minisgl_backend.actors.worker import Compute, ToWorker, WorkerActor
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.engine import SchedulerToText
-from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.scheduler import Scheduler
 
 _CAPACITY = 65_536
@@ -33,11 +34,17 @@ class Rank(Protocol):
 
 
 class InlineExecutor:
-    """`build_rank` loads the model (it may block: it runs in a thread); `make_limits` sizes the scheduler."""
+    """`build_rank` loads the model (it may block: it runs in a thread); `make_scheduler` gets its number of pages."""
 
-    def __init__(self, build_rank: Callable[[Say], Rank], make_limits: Callable[[int], Limits]) -> None:
+    def __init__(
+        self,
+        build_rank: Callable[[Say], Rank],
+        make_scheduler: Callable[[int], Scheduler],
+        trace_file: Path | None = None,
+    ) -> None:
         self._build_rank = build_rank
-        self._make_limits = make_limits
+        self._make_scheduler = make_scheduler
+        self._trace_file = trace_file
 
     @asynccontextmanager
     async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
@@ -55,8 +62,14 @@ class InlineExecutor:
         scheduler_box: LocalMailbox[ToScheduler] = LocalMailbox(_CAPACITY)
         worker_box: LocalMailbox[ToWorker] = LocalMailbox(_CAPACITY)
         text_box: LocalMailbox[SchedulerToText] = LocalMailbox(_CAPACITY)
-        scheduler = SchedulerActor(Scheduler(self._make_limits(rank.num_pages)), scheduler_box, text_box, (worker_box,))
-        worker = WorkerActor(rank.compute, worker_box, scheduler_box)
+        traces = (
+            StepTrace(self._trace_file, "scheduler", SCHEDULER_TRACK),
+            StepTrace(self._trace_file, "worker-0", FIRST_WORKER_TRACK),
+        )
+        scheduler = SchedulerActor(
+            self._make_scheduler(rank.num_pages), scheduler_box, text_box, (worker_box,), traces[0]
+        )
+        worker = WorkerActor(rank.compute, worker_box, scheduler_box, traces[1])
 
         async def forward() -> None:
             while True:
@@ -71,6 +84,8 @@ class InlineExecutor:
         except BaseExceptionGroup as errors:
             raise first_death(errors) or errors from None
         finally:
+            for trace in traces:
+                trace.close()
             rank.close()
 
 
