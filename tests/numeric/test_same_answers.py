@@ -1,4 +1,4 @@
-"""DESIGN's equality, as far as it is built: alone = batched = chunked = cached = retracted = overlapped, token for token.
+"""The same tokens alone, batched, chunked, cached, retracted and overlapped, in fp32.
 
 The real runner on a tiny random model in fp32, through the engine as users have it (`LLM`, actors inline). Greedy and
 seeded draws; prompts that share prefixes, so that the cache matters; pools so small that sequences are retracted.
