@@ -75,7 +75,7 @@ def check_answers(shape: Shape) -> None:
 
 
 def steady_rows(base: Case) -> list[Row]:
-    """The target of DESIGN: 256 rows, 2,000 waiting, a million tokens cached."""
+    """The steady state that is asked of it: 256 rows, 2,000 waiting, a million tokens cached."""
     cases = [replace(base, page_size=size) for size in (16, 1)]
     cases += [replace(base, policy=policy) for policy in POLICIES if policy != base.policy]
     return _measured(cases, "steady state")
