@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +54,9 @@ class RadixCounts:
     hidden: int = 0  # calls of hide that found something
 
 
+_NOBODY: Mapping[RadixNode, int] = {}
+
+
 class RadixCache:
     """A prefix tree over pages of `page_size` tokens. Keys are packed tokens; a part of a page is never looked at."""
 
@@ -70,8 +73,11 @@ class RadixCache:
 
     # ── finding ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def peek(self, namespace: bytes, key: bytes, limit_pages: int) -> Peek:
-        """What `match` would find. Splits nothing, locks nothing, and is no use in the sense of eviction."""
+    def peek(self, namespace: bytes, key: bytes, limit_pages: int, leaving: Mapping[RadixNode, int] = _NOBODY) -> Peek:
+        """What `match` would find. Splits nothing, locks nothing, and is no use in the sense of eviction.
+
+        `leaving`: locks that are to be thought away.
+        """
         root = self._roots.get(namespace)
         if root is None:
             return Peek(0, 0)
@@ -80,7 +86,7 @@ class RadixCache:
         for node in path:
             held = part if part and node is path[-1] else len(node.pages)
             pages += held
-            if not node.locks:
+            if node.locks == leaving.get(node, 0):
                 unlocked += held
         return Peek(pages, unlocked)
 

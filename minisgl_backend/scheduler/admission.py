@@ -6,6 +6,9 @@ it, and `lives.py` tells the reserve who comes and goes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from copy import copy
+
 from minisgl_backend.cache.radix import Peek
 from minisgl_backend.scheduler.estimate import OutputEstimate
 from minisgl_backend.scheduler.limits import Limits
@@ -68,6 +71,13 @@ class Reserve:
         self.worst_pages -= self.worst_of(state)
         self.extend_pages -= self.extend_of(state)
         self.new_tokens -= self.new_of(state)
+
+    def without(self, leaving: Iterable[SequenceState]) -> Reserve:
+        """A copy as it were if these running sequences had left."""
+        rest = copy(self)
+        for state in leaving:
+            rest.leave(state)
+        return rest
 
     def worst_of(self, state: SequenceState) -> int:
         return state.need_pages - len(state.pages)

@@ -53,6 +53,11 @@ class Lives:
         """How many hold a slot."""
         return len(self.extending) + len(self.decoding)
 
+    def oldest_if_extending(self) -> SequenceState | None:
+        """The oldest of those who hold a slot, when its prompt is not planned to the end."""
+        oldest, decoding = self.extending.oldest(), self.decoding.oldest()
+        return None if oldest is None or (decoding is not None and decoding.arrival < oldest.arrival) else oldest
+
     def add(self, state: SequenceState) -> None:
         if state.deadline_s is not None:
             self.deadlines.add(state.id, state.deadline_s)

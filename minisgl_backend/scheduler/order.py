@@ -61,7 +61,7 @@ def make_order(policy: Policy, tree: RadixCache) -> Order:
     if policy == "fcfs":
         return ByKey(by_arrival)
     if policy == "priority":
-        return Fair(ByKey(by_priority))
+        return Urgent()
     return Fair(LongestPrefix(tree) if policy == "lpm" else WeightedSubtrees(tree))
 
 
@@ -132,7 +132,7 @@ class Fair:
         self._order.push(state)
 
     def first(self) -> SequenceState | None:
-        return self._oldest.first() if self._passed >= FAIR_EVERY - 1 else self._order.first()
+        return self._oldest.first() if self._is_oldests_turn() else self._order.first()
 
     def take(self, state: SequenceState) -> None:
         self._passed = 0 if state is self._oldest.first() else self._passed + 1
@@ -150,3 +150,23 @@ class Fair:
         self._oldest.check()
         self._order.check()
         assert len(self._oldest) == len(self._order), "the orders disagree"
+
+    def _is_oldests_turn(self) -> bool:
+        return self._passed >= FAIR_EVERY - 1
+
+
+class Urgent(Fair):
+    """The policy `priority`: not only among those who wait, but also against prompts that are under way."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(ByKey(by_priority))
+
+    def goes_before(self, under_way: SequenceState) -> bool:
+        """Whether the first gets its first chunk before the next one of a prompt under way.
+
+        The oldest in its turn does, or those behind it would wait for all these prompts, however urgent they are.
+        """
+        first = self.first()
+        return first is not None and (self._is_oldests_turn() or by_priority(first) < by_priority(under_way))

@@ -5,17 +5,22 @@ advance while rows are added, so a draft that has rows must be run.
 
     token budget   ├── one row of one token for each decoding sequence ──┼── chunks under way ──┼── first chunks ──┤
                      oldest first                                          oldest first           by the policy
+                                                          `priority`:     └── the most urgent first of both ──┘
 
 "Rule n" is one of docs/scheduler.md.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
 from minisgl_backend.messages.plan import Admission, PageGrant
 from minisgl_backend.scheduler.caution import Caution
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.lives import Lives
+from minisgl_backend.scheduler.order import FAIR_EVERY, Urgent, by_priority
 from minisgl_backend.scheduler.pace import Pace
+from minisgl_backend.scheduler.preemption import Preemption
 from minisgl_backend.scheduler.release import Leaves
 from minisgl_backend.scheduler.room import Room
 from minisgl_backend.scheduler.running import all_youngest_first
@@ -35,6 +40,8 @@ class Planner:
         self._reserve = lives.reserve
         self._release = lives.release
         self._room = Room(lives.pages, lives.sharing)
+        self._urgent = lives.waiting if isinstance(lives.waiting, Urgent) else None
+        self._preemption = Preemption(lives)
         self._caution = caution
         self._pace = pace
 
@@ -58,10 +65,8 @@ class Planner:
 
         The oldest has a row at least every second step, and so ends; then the next one is the oldest (rules 3, 14).
         """
-        oldest, decoding = self._lives.extending.oldest(), self._lives.decoding.oldest()
-        if oldest is None or (decoding is not None and decoding.arrival < oldest.arrival):
-            return
-        if oldest.computed == oldest.room_tokens:
+        oldest = self._lives.oldest_if_extending()
+        if oldest is not None and oldest.computed == oldest.room_tokens:
             self._room.keep(oldest, self._make_room(1, oldest))
 
     def _decode(self, draft: StepDraft) -> None:
@@ -97,34 +102,58 @@ class Planner:
 
     def _prefill(self, draft: StepDraft, left: int, now: float) -> None:
         """Further chunks of the prompts that are under way, then first chunks of those that wait."""
+        if self._urgent is not None:
+            self._prefill_by_urgency(draft, left, now, self._urgent)
+            return
         for state in self._lives.extending.by_arrival():
             if left <= 0:
                 return
             if state.phase is Phase.EXTENDING:  # not retracted for one of those before it
                 left -= self._chunk(draft, state, left)
-        self._admit(draft, left, now)
+        while left > 0 and (length := self._admit(draft, left, now)):
+            left -= length
 
-    def _admit(self, draft: StepDraft, left: int, now: float) -> None:
-        """First chunks of waiting sequences, while budget, slots and the reserve last and no row had to wait."""
-        lives, room = self._lives, self._room
-        while left > 0 and not room.stalled:
-            state = lives.waiting.first()
-            if state is None:
-                break
-            if state.last_step > self._release.applied_step:
-                break  # a token of it is in flight (rule 2)
-            if not self._fits(state):
-                if self._limits.preempt and self._preempt_for(state):
-                    continue
-                break
-            state.refresh(self._page_size)
-            self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)
-            if not self._make_room(1, None):
-                self._sharing.cancel(state)
-                break
-            lives.admit(state, now)
-            draft.admissions.append(Admission(state.slot, state.tokens, state.sampling))
-            left -= self._chunk(draft, state, left)
+    def _prefill_by_urgency(self, draft: StepDraft, left: int, now: float, waiting: Urgent) -> None:
+        """The more urgent first, whether under way or waiting. So several prompts may be under way.
+
+        The oldest of the running has a row at least every second step all the same (rule 3): a part of the budget is
+        kept for it when it had none in the last one.
+        """
+        oldest = self._lives.oldest_if_extending()
+        kept = 0
+        if oldest is not None and oldest.last_step < draft.step - 1:
+            kept = min(left, max(self._page_size, left // FAIR_EVERY))
+        for state in sorted(self._lives.extending.by_arrival(), key=by_priority):
+            while left > kept and waiting.goes_before(state) and (length := self._admit(draft, left - kept, now)):
+                left -= length
+            if state is oldest:
+                kept = 0
+            if left > kept and state.phase is Phase.EXTENDING and state.last_step < draft.step:
+                left -= self._chunk(draft, state, left - kept)  # not retracted for one before it, nor back since
+        while left > 0 and (length := self._admit(draft, left, now)):
+            left -= length
+
+    def _admit(self, draft: StepDraft, left: int, now: float) -> int:
+        """The first chunk of the first of the waiting, at most `left` tokens. Returns how many: none when nobody waits,
+        slots or the reserve are used up, or a row had to wait.
+        """
+        lives = self._lives
+        state = lives.waiting.first()
+        if state is None or self._room.stalled:
+            return 0
+        if state.last_step > self._release.applied_step:
+            return 0  # a token of it is in flight (rule 2)
+        while not self._fits(state):
+            if not self._limits.preempt or not self._preempt_for(state):
+                return 0
+        state.refresh(self._page_size)
+        self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)
+        if not self._make_room(1, None):
+            self._sharing.cancel(state)
+            return 0
+        lives.admit(state, now)
+        draft.admissions.append(Admission(state.slot, state.tokens, state.sampling))
+        return self._chunk(draft, state, left)
 
     def _fits(self, state: SequenceState) -> bool:
         """Whether a slot and the reserve allow it. Whoever would run alone always fits: it was clipped to the pool."""
@@ -197,33 +226,39 @@ class Planner:
         """Takes everything from the youngest running sequence, if it is younger than the one that asks (rule 14)."""
         if self._limits.reserve == "full":
             return False
-        for victim in all_youngest_first(self._lives.extending, self._lives.decoding):
-            if victim.arrival <= taker.arrival:
-                return False
-            if victim.computed < victim.stored_tokens and self._sharing.frees_pages(victim):
-                self._retract(victim)
-                self._reserve.estimate.retracted()
-                return True
-        return False
-
-    def _preempt_for(self, state: SequenceState) -> bool:
-        """Retracts the youngest of those with the largest priority number above that of `state`, never the oldest.
-
-        Returns whether what it held is free at once and `state` is still the first.
-        """
-        lives = self._lives
-        if self._pages.quarantined_pages or lives.slots.quarantined_slots:
-            return False  # what is coming may be enough
-        oldest = next(iter(lives.live.values()))
-        victim: SequenceState | None = None
-        for running in all_youngest_first(lives.extending, lives.decoding):
-            least = running.priority > (victim or state).priority
-            if least and running is not oldest and running.computed < running.stored_tokens:
-                victim = running
+        victim = self._victim_for(taker)
         if victim is None:
             return False
         self._retract(victim)
-        at_once = victim.last_step <= self._release.applied_step and lives.waiting.first() is state
+        self._reserve.estimate.retracted()
+        return True
+
+    def _victim_for(self, taker: SequenceState) -> SequenceState | None:
+        """The youngest whose release frees a page; else the youngest of several that free one together: their locks all
+        end at one node, and none has a page of its own.
+        """
+        younger: list[SequenceState] = []
+        for victim in all_youngest_first(self._lives.extending, self._lives.decoding):
+            if victim.arrival <= taker.arrival:
+                break
+            if victim.computed == victim.stored_tokens:
+                continue  # its last token is on its way, and then its pages
+            if self._sharing.frees_pages(victim):
+                return victim
+            younger.append(victim)
+        nodes = Counter(victim.node for victim in younger)
+        return next((one for one in younger if self._sharing.frees_pages(one, nodes[one.node])), None)
+
+    def _preempt_for(self, state: SequenceState) -> bool:
+        """Retracts who is least urgent, if `state` fits when all have gone that may have to go for it.
+
+        Returns whether what it held is free at once and `state` is still the first.
+        """
+        victim = self._preemption.victim_for(state, self._pages.free_pages - self._room.claimed_pages)
+        if victim is None:
+            return False
+        self._retract(victim)
+        at_once = victim.last_step <= self._release.applied_step and self._lives.waiting.first() is state
         self._room.stalled = not at_once
         return at_once
 

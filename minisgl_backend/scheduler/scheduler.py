@@ -105,7 +105,8 @@ class Scheduler:
         """The next step, or None: nothing can run before a result is applied or a sequence added.
 
         A plan once returned must be run: the counts advance here (rule 1). Decode rows come first, oldest first, then
-        prompt chunks by arrival, then those of the admitted, in total at most `token_budget` tokens.
+        prompt chunks by arrival, then those of the admitted (`priority`: both by urgency), in total at
+        most `token_budget` tokens.
         """
         if len(self._in_flight) > self._depth:
             return None

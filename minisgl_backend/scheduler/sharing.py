@@ -13,9 +13,11 @@ docs/scheduler.md:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from minisgl_backend.cache.allocator import TREE, PageAllocator
+from minisgl_backend.cache.node import RadixNode
 from minisgl_backend.cache.radix import Evicted, Peek, RadixCache
 from minisgl_backend.messages.ids import StepId
 from minisgl_backend.scheduler.sequence import NEVER, SequenceState
@@ -39,6 +41,12 @@ class Sharing:
         if not self._enabled:
             return _NOTHING
         return self.tree.peek(state.namespace, state.tokens, state.limit_pages)
+
+    def peek_without(self, leaving: Mapping[RadixNode, int], state: SequenceState) -> Peek:
+        """`peek`, as it were without the locks `leaving`."""
+        if not self._enabled:
+            return _NOTHING
+        return self.tree.peek(state.namespace, state.tokens, state.limit_pages, leaving)
 
     def begin(self, state: SequenceState) -> None:
         """Locks the longest prefix that is here, and puts its pages into the empty table."""
@@ -137,11 +145,26 @@ class Sharing:
             self.tree.hide(state.node)
             self._take_back(self.tree.forget(state.node))
 
-    def frees_pages(self, state: SequenceState) -> bool:
-        """Whether anybody gains a page by its release."""
+    def frees_pages(self, state: SequenceState, together: int = 1) -> bool:
+        """Whether anybody gains a page by its release, or by that of the `together` whose locks end where its does."""
         if len(state.pages) > state.tree_pages:
             return True
-        return state.node is not None and state.node.locks == 1 and bool(state.node.pages)
+        return state.node is not None and state.node.locks == together and bool(state.node.pages)
+
+    def locks(self, states: Iterable[SequenceState]) -> Counter[RadixNode]:
+        """How many of `states` lock each node."""
+        locks: Counter[RadixNode] = Counter()
+        for state in states:
+            node = state.node
+            while node is not None:
+                locks[node] += 1
+                node = node.parent
+        return locks
+
+    def gives_up(self, states: Iterable[SequenceState], locks: Mapping[RadixNode, int]) -> int:
+        """How many pages can be had when all `states`, whose locks are `locks`, are released."""
+        own = sum(len(state.pages) - state.tree_pages for state in states)
+        return own + sum(len(node.pages) for node, held in locks.items() if node.locks == held)
 
     def evict(self, count: int, applied: StepId) -> int:
         """Up to `count` pages of the tree become free, or will be when a step in flight is applied. Returns how many.

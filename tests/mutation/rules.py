@@ -15,6 +15,7 @@ _TRACE = "tests/sim/test_step_trace.py::"
 _PAGES = _UNIT + "test_directed_pages.py::"
 _FAILURES = _UNIT + "test_directed_failures.py::"
 _SHARING = _UNIT + "test_sharing.py::"
+_URGENCY = _UNIT + "test_urgency.py::"
 _ENDS = _UNIT + "test_directed_ends.py::"
 _NUMBERS = _UNIT + "test_directed_numbers.py::"
 _CASES = "tests/cases/test_prefix_cache.py::"
@@ -333,11 +334,11 @@ ROOM_RULES = (
     Mutation(
         "rule 15: the prefix is locked before room is made",
         "scheduler/planner.py",
-        "            self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)\n"
-        "            if not self._make_room(1, None):\n"
-        "                self._sharing.cancel(state)\n"
-        "                break\n",
-        "            if not self._make_room(1, None):\n                break\n            self._sharing.begin(state)\n",
+        "        self._sharing.begin(state)  # locked before room is made, or that would evict it (rule 15)\n"
+        "        if not self._make_room(1, None):\n"
+        "            self._sharing.cancel(state)\n"
+        "            return 0\n",
+        "        if not self._make_room(1, None):\n            return 0\n        self._sharing.begin(state)\n",
         (_PAGES + "test_making_room_for_a_newcomer_does_not_evict_the_prefix_that_it_came_for",),
         "rule-15-room-before-lock",
     ),
@@ -368,10 +369,72 @@ ROOM_RULES = (
     Mutation(
         "one of so many admissions is the oldest's",
         "scheduler/order.py",
-        "return self._oldest.first() if self._passed >= FAIR_EVERY - 1 else self._order.first()",
+        "return self._oldest.first() if self._is_oldests_turn() else self._order.first()",
         "return self._order.first()",
         (_ORDERS,),
         "nobody-is-fair",
+    ),
+    Mutation(
+        "an urgent prompt goes before the next chunk of one under way",
+        "scheduler/planner.py",
+        "left > kept and waiting.goes_before(state)",
+        "False",
+        (_URGENCY + "test_an_urgent_prompt_has_its_first_chunk_before_the_next_one_of_a_long_prompt_under_way",),
+        "urgent-waits-for-a-long-prompt",
+    ),
+    Mutation(
+        "the oldest in its turn does so too",
+        "scheduler/order.py",
+        "(self._is_oldests_turn() or by_priority(first) < by_priority(under_way))",
+        "by_priority(first) < by_priority(under_way)",
+        (_URGENCY + "test_the_turn_of_the_oldest_does_not_make_urgent_ones_wait_for_a_prompt_under_way",),
+        "the-oldests-turn-blocks-the-urgent",
+    ),
+    Mutation(
+        "rule 3: under priority too the oldest has a row every second step",
+        "scheduler/planner.py",
+        "if oldest is not None and oldest.last_step < draft.step - 1:",
+        "if False:",
+        (
+            _URGENCY
+            + "test_the_oldest_prompt_has_a_row_at_least_every_second_step_however_much_is_urgent[whole budget-0]",
+        ),
+        "rule-3-the-half-read-oldest-starves",
+    ),
+    Mutation(
+        "rule 14: of those who free pages only together the youngest goes",
+        "scheduler/planner.py",
+        "return next((one for one in younger if self._sharing.frees_pages(one, nodes[one.node])), None)",
+        "return None",
+        (
+            _URGENCY
+            + "test_two_half_read_prompts_that_hold_the_same_pages_and_none_of_their_own_give_way_to_the_oldest",
+        ),
+        "rule-14-all-are-passed-over",
+    ),
+    Mutation(
+        "rule 15: the rest of every prompt under way is kept",
+        "scheduler/admission.py",
+        "now = self.extend_pages + self._pages_of(state.known)",
+        "now = self._pages_of(state.known)",
+        (_URGENCY + "test_room_is_kept_for_the_rest_of_every_prompt_under_way",),
+        "rule-15-half-read-prompts-forgotten",
+    ),
+    Mutation(
+        "nobody is preempted in vain",
+        "scheduler/preemption.py",
+        "if not lower or not self._fits_without(lower, state, free_pages):",
+        "if not lower:",
+        (_URGENCY + "test_nobody_is_preempted_for_one_who_would_not_fit_all_the_same",),
+        "preempted-in-vain",
+    ),
+    Mutation(
+        "what the urgent one finds is no room for it",
+        "cache/radix.py",
+        "leaving.get(node, 0)",
+        "0",
+        (_URGENCY + "test_what_an_urgent_one_shares_with_those_who_would_go_is_not_counted_twice",),
+        "preempted-for-its-own-pages",
     ),
 )
 

@@ -94,7 +94,7 @@ def test_nobody_is_admitted_again_before_its_token_in_flight_has_landed() -> Non
         engine.plan()
         if len(engine._in_flight) == 2:
             engine.apply()
-    urgent = engine.add(numbers(30, start=2), 2)
+    urgent = engine.add(numbers(26, start=2), 2)
     assert engine.plan() is not None and engine.retractions == 1
     state = engine.scheduler._live[preempted]
     engine.abort(urgent)
