@@ -272,6 +272,45 @@ PAGE_RULES = (
         "salts-share",
     ),
     Mutation(
+        "nobody finds what a sequence without finite numbers has read",
+        "scheduler/sharing.py",
+        "            self.tree.hide(state.node)\n",
+        "",
+        (
+            _UNIT
+            + "test_steps.py::test_nobody_reads_what_a_row_without_a_token_has_read_though_others_left_pages_behind_it",
+        ),
+        "hide-nothing",
+    ),
+    Mutation(
+        "locks below what is hidden go with it",
+        "cache/radix.py",
+        "        root.locks -= top.locks\n",
+        "",
+        (_RADIX,),
+        "hide-leaves-locks-behind",
+    ),
+    Mutation(
+        "all that hangs below the first page is hidden",
+        "cache/radix.py",
+        "        while root is not None and root.parent is not None:\n            top, root = root, root.parent\n",
+        "        while root is not None and root.parent is not None and len(top.pages) > 1:\n"
+        "            top, root = root, root.parent\n",
+        (_RADIX,),
+        "hide-only-a-part",
+    ),
+    Mutation(
+        "a page is cleared before it is written again",
+        "worker/torch_runner.py",
+        "self._pool.clear([grant.pages[-1] for grant in plan.grants])",
+        "pass",
+        (
+            "tests/numeric/test_runner_equals_generate.py::"
+            "test_a_sequence_with_broken_numbers_fails_alone_and_leaves_clean_pages",
+        ),
+        "clear-nothing",
+    ),
+    Mutation(
         "a split keeps the locks on both halves",
         "cache/radix.py",
         "upper.locks = lower.locks",

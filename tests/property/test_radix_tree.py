@@ -25,6 +25,7 @@ from minisgl_backend.messages.tokens import pack_tokens
 
 Prefix = tuple[int, ...]  # symbols, one a page
 NAMESPACES = (b"", b"salt", b"other")
+Place = tuple[bytes | int, Prefix]  # a number in place of a namespace: hidden
 Pick = Callable[[int], int]
 """Chooses one of n: 0 … n - 1."""
 
@@ -33,7 +34,7 @@ Pick = Callable[[int], int]
 class Lock:
     """One sequence: the symbols of its prompt, and how many of its pages it has locked."""
 
-    namespace: bytes
+    namespace: bytes | int
     prefix: Prefix
     node: RadixNode
 
@@ -50,11 +51,12 @@ class RadixAgainstDict(RuleBasedStateMachine):
     def start(self, page_size: int) -> None:
         self.page_size = page_size
         self.tree = RadixCache(page_size)
-        self.pages: dict[tuple[bytes, Prefix], Page] = {}
+        self.pages: dict[Place, Page] = {}
         self.locks: list[Lock] = []
         self.clock = 0
         self.step = 0  # the last that was planned
         self.fresh = 0
+        self.hidden = 0
 
     # ── the naive tree ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,20 +65,20 @@ class RadixAgainstDict(RuleBasedStateMachine):
         tokens = [token for s in prefix for token in [s // 2] * (self.page_size - 1) + [s]]
         return pack_tokens(tokens + [0] * min(rest, self.page_size - 1))
 
-    def cached(self, namespace: bytes, prefix: Prefix, limit: int) -> int:
+    def cached(self, namespace: bytes | int, prefix: Prefix, limit: int) -> int:
         """Pages of the longest prefix that is there."""
         count = 0
         while count < min(limit, len(prefix)) and (namespace, prefix[: count + 1]) in self.pages:
             count += 1
         return count
 
-    def ids(self, namespace: bytes, prefix: Prefix, start: int = 0) -> list[int]:
+    def ids(self, namespace: bytes | int, prefix: Prefix, start: int = 0) -> list[int]:
         return [self.pages[namespace, prefix[: i + 1]].id for i in range(start, len(prefix))]
 
-    def is_locked(self, namespace: bytes, prefix: Prefix) -> bool:
+    def is_locked(self, namespace: bytes | int, prefix: Prefix) -> bool:
         return any(lock.namespace == namespace and lock.prefix[: len(prefix)] == prefix for lock in self.locks)
 
-    def evictable(self) -> list[tuple[bytes, Prefix]]:
+    def evictable(self) -> list[Place]:
         """All that may go, in the order in which it should."""
         free = [place for place in self.pages if not self.is_locked(*place)]
         return sorted(free, key=lambda place: (self.pages[place].used, -len(place[1])))
@@ -98,7 +100,7 @@ class RadixAgainstDict(RuleBasedStateMachine):
     def any_call(self, pick: Pick) -> None:
         calls = [self.match, self.evict, self.evict_under_steps_in_flight]
         if self.locks:
-            calls += [self.insert, self.insert, self.follow, self.unlock, self.unlock, self.fail]
+            calls += [self.insert, self.insert, self.follow, self.unlock, self.unlock, self.fail, self.hide]
         elif pick(8) == 0:
             calls = [self.reset]
         calls[pick(len(calls))](pick)
@@ -109,7 +111,8 @@ class RadixAgainstDict(RuleBasedStateMachine):
     def match(self, pick: Pick) -> None:
         """A prompt that begins with something cached, at times with nothing."""
         places = [(namespace, ()) for namespace in NAMESPACES] + list(self.pages)
-        namespace, known = places[pick(len(places))]
+        space, known = places[pick(len(places))]
+        namespace = space if isinstance(space, bytes) else b""  # what is hidden is asked for, too
         prefix = known + self.some_symbols(pick)
         limit = pick(9) if pick(3) == 0 else 99
         found = self.cached(namespace, prefix, limit)
@@ -165,7 +168,7 @@ class RadixAgainstDict(RuleBasedStateMachine):
     def fail(self, pick: Pick) -> None:
         """A sequence whose K/V is not to be trusted: nobody may find what it alone uses."""
         lock = self.unlock(pick)
-        gone: list[tuple[bytes, Prefix]] = []
+        gone: list[Place] = []
         prefix = lock.prefix
         while (
             prefix and not self.is_locked(lock.namespace, prefix) and not self.has_child(lock.namespace, prefix, gone)
@@ -174,7 +177,24 @@ class RadixAgainstDict(RuleBasedStateMachine):
             prefix = prefix[:-1]
         self.take_out(self.tree.forget(lock.node), gone)
 
-    def has_child(self, namespace: bytes, prefix: Prefix, gone: Seq[tuple[bytes, Prefix]] = ()) -> bool:
+    def hide(self, pick: Pick) -> None:
+        """What somebody has read is poisoned: all that begins with its first page is out of reach from now on, and
+        stays with those who use it."""
+        lock = self.locks[pick(len(self.locks))]
+        self.tree.hide(lock.node)
+        if not lock.prefix or isinstance(lock.namespace, int):
+            return
+        self.hidden += 1
+        space, first = lock.namespace, lock.prefix[0]
+        for one in self.locks:
+            if one.namespace == space and one.prefix[:1] == (first,):
+                one.namespace = self.hidden
+        for namespace, prefix in list(self.pages):
+            if namespace == space and prefix[0] == first:
+                self.pages[self.hidden, prefix] = self.pages.pop((namespace, prefix))
+        assert self.tree.peek(space, self.key((first,)), 99) == (0, 0)
+
+    def has_child(self, namespace: bytes | int, prefix: Prefix, gone: Seq[Place] = ()) -> bool:
         below = [(namespace, (*prefix, s)) for s in range(4)]
         return any(place in self.pages and place not in gone for place in below)
 
@@ -205,7 +225,7 @@ class RadixAgainstDict(RuleBasedStateMachine):
         while self.pages:
             self.take_out(self.tree.evict(1, StepId(self.step)), self.evictable()[:1])
 
-    def take_out(self, evicted: list[Evicted], places: list[tuple[bytes, Prefix]]) -> None:
+    def take_out(self, evicted: list[Evicted], places: list[Place]) -> None:
         assert sorted(id for one in evicted for id in one.pages) == sorted(self.pages[place].id for place in places)
         tags = {id: one.step for one in evicted for id in one.pages}
         for place in places:
