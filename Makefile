@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench bench-scheduler fuzz mutation system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -23,6 +23,7 @@ help:
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
+	@echo "make bench-peers   ours beside other engines (ARGS='--engines llm,openvino --cases 128/128@1,4')"
 	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
 	@echo "make clean         remove .venv and everything built"
 
@@ -72,6 +73,10 @@ bench: $(STAMP) fetch
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m load.bench.scheduler $(ARGS)
+
+# The peers are installed apart: python -m load.peers.install_openvino, and so on (docs/performance.md).
+bench-peers: $(STAMP) fetch
+	$(BIN)/python -m load.bench.peers $(ARGS)
 
 system-deps:
 	@scripts/system-deps "$(PYTHON)"

@@ -1,0 +1,78 @@
+"""Our own engine, driven as the peers are: alone (`LLM`) or through tritonserver and its gRPC streams.
+
+python -m load.peers.run_ours llm|triton MODEL DTYPE STREAMS KV_BYTES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TextIO
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+
+from load.peers.line import Prompts, Ready, Stream, run, serve
+from load.serving import engine_processes, serving
+from load.streams import MODEL
+from minisgl_backend.llm import LLM
+from minisgl_backend.text.parameters import SamplingParams
+
+
+def main(answers: TextIO) -> None:
+    """Starts the engine and answers."""
+    path, model, dtype, streams, kv_bytes = sys.argv[1:]
+    settings: dict[str, Any] = {"kv_bytes": int(kv_bytes), "max_running": int(streams)}
+    if path == "llm":
+        with LLM(model, dtype=dtype, **settings) as llm:
+            serve(answers, Ready("", "ids", "engine", settings), lambda *command: stream_llm(llm, *command))
+        return
+    with serving("--model", model, "--dtype", dtype, **settings) as server:
+        ready = Ready("", "ids", "client", settings, sorted(engine_processes(server.runtime)))
+        serve(answers, ready, lambda *command: asyncio.run(stream_triton(server.grpc, *command)))
+
+
+def stream_llm(llm: LLM, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
+    """A thread for each prompt."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    streams = [Stream() for _ in prompts]
+
+    def read(prompt: Sequence[int], stream: Stream) -> None:
+        for piece in llm.stream(prompt, params):
+            stream.take(start, piece.token_ids)
+
+    threads = [threading.Thread(target=read, args=pair) for pair in zip(prompts, streams, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return streams  # one that broke has too few tokens, and the parent refuses it
+
+
+async def stream_triton(url: str, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
+    """A gRPC stream for each prompt, all on one connection."""
+    async with triton.InferenceServerClient(url) as client:
+        return await asyncio.gather(*(_ask(client, prompt, tokens, start) for prompt in prompts))
+
+
+async def _ask(client: Any, prompt: Sequence[int], tokens: int, start: float) -> Stream:
+    ids = triton.InferInput("input_ids", [len(prompt)], "INT32")
+    ids.set_data_from_numpy(np.array(prompt, dtype=np.int32))
+    parameters = {"stream": True, "return_output_ids": True, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": MODEL, "inputs": [ids], "parameters": parameters}
+
+    stream = Stream()
+    async for result, error in client.stream_infer(requests()):
+        if error is not None:
+            raise error
+        token_ids = result.as_numpy("output_ids")
+        stream.take(start, [] if token_ids is None else token_ids.reshape(-1).tolist())
+    return stream
+
+
+if __name__ == "__main__":
+    run(main)
