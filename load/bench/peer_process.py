@@ -97,7 +97,8 @@ class Engine:
         wall_s, usage = time.perf_counter() - start, self.usage().since(before)
         lengths = [len(stream.token_ids) for stream in streams]
         if lengths != [tokens] * len(prompts) or any(sum(stream.tokens) != tokens for stream in streams):
-            raise EngineBroke(f"{self.runner.name} gave {lengths} tokens instead of {len(prompts)} times {tokens}")
+            wanted = f"{len(prompts)} times {tokens}"
+            raise EngineBroke(f"{self.runner.name} gave {lengths} tokens instead of {wanted}{self._tail()}")
         return Round(streams, wall_s, usage)
 
     def usage(self) -> Usage:
