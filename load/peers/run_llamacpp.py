@@ -13,9 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -69,18 +69,15 @@ def server(program: str, *options: str) -> Iterator[int]:
 
 def ask_all(port: int, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
     """A thread and a connection for each prompt."""
-    streams = [Stream() for _ in prompts]
 
-    def read(prompt: Sequence[int], stream: Stream) -> None:
+    def read(prompt: Sequence[int]) -> Stream:
+        stream = Stream()
         for event in _events(port, _body(prompt, tokens)):
             stream.take(start, event.get("tokens", []))
+        return stream
 
-    threads = [threading.Thread(target=read, args=pair) for pair in zip(prompts, streams, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return streams  # one that broke has too few tokens, and the parent refuses it
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(read, prompts))
 
 
 def _body(prompt: Sequence[int], tokens: int) -> dict[str, Any]:

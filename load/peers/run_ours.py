@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 import numpy as np
@@ -37,18 +37,15 @@ def main(answers: TextIO) -> None:
 def stream_llm(llm: LLM, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
     """A thread for each prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    streams = [Stream() for _ in prompts]
 
-    def read(prompt: Sequence[int], stream: Stream) -> None:
+    def read(prompt: Sequence[int]) -> Stream:
+        stream = Stream()
         for piece in llm.stream(prompt, params):
             stream.take(start, piece.token_ids)
+        return stream
 
-    threads = [threading.Thread(target=read, args=pair) for pair in zip(prompts, streams, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return streams  # one that broke has too few tokens, and the parent refuses it
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(read, prompts))
 
 
 async def stream_triton(url: str, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:

@@ -25,7 +25,9 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 def main(answers: TextIO) -> None:
     """Starts the engine and answers."""
     folder, dtype, streams, kv_bytes, context = sys.argv[1:]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, int(kv_bytes) >> 30))  # GiB
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores  # left to itself it keeps one core free: half of a machine of two
     settings = {
         "dtype": _DTYPES[dtype],
         "max_num_seqs": int(streams),
@@ -39,7 +41,9 @@ def main(answers: TextIO) -> None:
 
         engine = runner.run(begin())
         try:
-            serve(answers, _ready(settings), lambda *command: runner.run(generate(engine, *command)))
+            serve(
+                answers, _ready({**settings, "cores": cores}), lambda *command: runner.run(generate(engine, *command))
+            )
         finally:
             engine.shutdown()
 
