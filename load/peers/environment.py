@@ -47,23 +47,25 @@ class Environment:
         """Where a converted model lies: a file or a folder."""
         return self.folder / "models" / f"{locate_model(model).name}-{kind}"
 
-    def make(self, packages: Sequence[str]) -> None:
-        """A virtual environment with these packages."""
+    def make(self, packages: Sequence[str], unwanted: Sequence[str] = ()) -> None:
+        """A virtual environment with these packages. unwanted: dependencies that are taken out again."""
 
         def install() -> None:
             self.run(sys.executable, "-m", "venv", "--clear", str(self.folder / "venv"))
             self.pip("install", *packages)
+            if unwanted:
+                self.pip("uninstall", "--yes", *unwanted)
 
-        self.once("venv", " ".join(packages), install)
+        self.once("venv", " ".join((*packages, *(f"-{package}" for package in unwanted))), install)
 
     def pip(self, *arguments: str) -> None:
         """pip of this environment."""
         self.run(str(self.python), "-m", "pip", "--disable-pip-version-check", *arguments)
 
-    def run(self, *command: str, **variables: str) -> None:
+    def run(self, *command: str) -> None:
         """A command whose output goes to the log. Raises CanNotInstall with its last line."""
         with self.log.open("ab") as log:
-            code = subprocess.run(command, stdout=log, stderr=log, env={**os.environ, **variables}).returncode
+            code = subprocess.run(command, stdout=log, stderr=log).returncode
         if code:
             last = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()][-1:]
             raise CanNotInstall(f"{' '.join(command)[:120]} failed ({code}): {''.join(last)}; its log: {self.log}")

@@ -14,14 +14,13 @@ PACKAGES = (
     "transformers==5.5.4",
     "torch==2.13.0",
 )
+UNWANTED = ("torchvision",)  # built for another torch: transformers then fails to import
 TASK = ("--task", "text-generation-with-past", "--weight-format", "fp32")
 
 
 def steps(environment: Environment, model: str) -> None:
     """Everything, or what is missing of it."""
-    environment.make(PACKAGES)
-    # Comes in as a dependency, built for another torch: transformers then fails to import.
-    environment.once("no-torchvision", "", lambda: environment.pip("uninstall", "--yes", "torchvision"))
+    environment.make(PACKAGES, UNWANTED)
     target = environment.model(model, "fp32")
 
     def export() -> None:

