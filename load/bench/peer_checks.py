@@ -36,7 +36,7 @@ def check_all(
     engines: dict[str, Engine], texts: Sequence[Sequence[int]], least: float, refused: dict[str, str]
 ) -> dict[str, Agreement]:
     """Each engine's agreement with the first. Who breaks, or agrees in fewer than `least` next tokens, leaves
-    `engines` and goes to `refused` with the reason.
+    `engines` and goes to `refused` with the reason. Raises EngineBroke when the first one breaks.
     """
     agreed: dict[str, Agreement] = {}
     reference: Sequence[Stream] = ()
@@ -49,6 +49,8 @@ def check_all(
         except EngineBroke as error:
             refused[name] = str(error)
             del engines[name]
+            if not reference:
+                raise EngineBroke(f"nothing to hold the others beside: {error}") from None
             continue
         prefixes = [
             common_prefix(ours.token_ids, theirs.token_ids) for ours, theirs in zip(reference, answers, strict=True)

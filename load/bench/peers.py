@@ -43,6 +43,8 @@ def main() -> None:
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         engines = start_all(stack, arguments, logs, refused)
+        if not any(name.split(":")[0] in OURS for name in engines):
+            raise SystemExit("none of ours started: the others' answers can not be checked")
         agreed = check_all(engines, checks, arguments.least_agreement, refused)
         print(shown(agreed), flush=True)
         samples = measure(engines, arguments.cases, word_ids(tokenizer), arguments.repeats)

@@ -209,6 +209,15 @@ def test_rounding_is_told_from_nonsense(mode: str, share: float, tmp_path: Path)
     assert list(refused) == (["openvino:bf16"] if mode == "nonsense" else [])
 
 
+def test_no_peer_takes_the_place_of_ours_when_ours_breaks(tmp_path: Path) -> None:
+    with (
+        start(fake("short", "llm:fp32"), tmp_path, PATIENCE_S) as ours,
+        start(fake("good", "openvino:fp32"), tmp_path, PATIENCE_S) as peer,
+        pytest.raises(EngineBroke, match="nothing to hold the others beside"),
+    ):
+        check_all({"llm:fp32": ours, "openvino:fp32": peer}, [[1]], 0.75, {})
+
+
 # ── environments ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
