@@ -75,7 +75,11 @@ def make_prompts(model: str, number: int, tokens: int) -> list[str]:
 
 
 def _measure(arguments: argparse.Namespace, dtype: str, prompts: list[str]) -> list[dict[str, float | str]]:
-    settings = {"kv_bytes": arguments.kv_bytes, "token_budget": arguments.token_budget}
+    settings = {
+        "kv_bytes": arguments.kv_bytes,
+        "token_budget": arguments.token_budget,
+        "prefix_cache": False,  # every round sends the same prompts, and their prefill is to be measured
+    }
     with ExitStack() as stack:
         rounds: dict[str, Round] = {}
         if "llm" in arguments.paths:
