@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -95,7 +96,7 @@ def serving(
     """
     own = runtime is None
     runtime = Path(tempfile.mkdtemp(prefix="msg-")) if runtime is None else runtime
-    sets = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    sets = [option for key, value in settings.items() for option in ("--set", f"{key}={_written(value)}")]
     minisgl = Path(sys.executable).parent / "minisgl"
     command = [
         *within,
@@ -127,6 +128,11 @@ def serving(
         process.stdout.close()
         if own:
             shutil.rmtree(runtime, ignore_errors=True)
+
+
+def _written(value: Any) -> str:
+    """A setting's value as `--set` reads it: JSON, or else a plain string."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _die_with_us() -> None:
