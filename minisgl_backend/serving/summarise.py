@@ -56,14 +56,17 @@ class Settings(msgspec.Struct, frozen=True):
     """The `parameters` of config.pbtxt."""
 
     model: str = "minisgl"  # the model that is asked
-    parallel_parts: int = 8  # parts of all texts summarised at once; each is a request to `model`
+    parallel_parts: int = 1  # parts of all texts summarised at once; each is a request to `model`, from a thread
     slice_tokens: int = 16  # of one call: an answer comes, and a cancel is heeded, every so many tokens
     max_texts: int = 64  # open at once; one more is refused
     drain_s: int = 20  # how long an unload waits for the texts still open
 
 
 _RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096), "drain_s": (0, 3600)}
-"""parallel_parts: Triton's Python backend makes the calls of a model on 32 threads, which it also sends with."""
+"""parallel_parts: 1, because calls from several threads can bring the stub of server 2.51 to a standstill: seen once in
+some tens of thousands of calls from eight threads. Triton's Python backend makes the calls of a model on 32 threads,
+which it also sends with.
+"""
 
 
 def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:

@@ -290,7 +290,7 @@ def test_settings_come_from_the_models_configuration_and_are_checked() -> None:
         return {"parameters": {key: {"string_value": value} for key, value in values.items()}}
 
     assert read_settings({}) == Settings()
-    assert read_settings(config(model="b", slice_tokens="8", EXECUTION_ENV_PATH="/x")) == Settings("b", 8, 8)
+    assert read_settings(config(model="b", slice_tokens="8", EXECUTION_ENV_PATH="/x")) == Settings("b", slice_tokens=8)
     with pytest.raises(ConfigError, match=r"unknown setting 'modl'; did you mean 'model'\?"):
         read_settings(config(modl="b"))
     with pytest.raises(ConfigError, match="setting parallel_parts: must be an integer from 1 to 16, got '32'"):
