@@ -160,10 +160,8 @@ def test_a_bad_request_is_refused_by_name(neighbours: Server, body: dict[str, An
     assert answer.status_code == 400 and names in answer.json()["error"], answer.text
 
 
+@pytest.mark.soak  # stands still in one of eight runs on server 2.51, cause not found: see docs/neighbours.md
 def test_thousands_of_calls_leave_the_stub_as_it_was(neighbours: Server) -> None:
-    """Streamed calls in this number, or calls from several threads, can bring the stub to a standstill
-    (docs/neighbours.md).
-    """
     stub = psutil.Process(neighbours.pid_of("triton_python_b", "summarise"))
     text = parts(*(f"part {number}" for number in range(700)))
 
