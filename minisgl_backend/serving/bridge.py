@@ -13,8 +13,6 @@ import itertools
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
 
 from minisgl_backend.errors import RequestError, StartError, Status
 from minisgl_backend.messages.client import EngineState, Failed, Health, Request
@@ -82,13 +80,11 @@ class Bridge:
         bridge.limit_drain(args, own.drain_s)
         return bridge
 
-    def limit_drain(
-        self, args: Mapping[str, str], limit_s: float, turn: AbstractContextManager[Any] | None = None
-    ) -> None:
+    def limit_drain(self, args: Mapping[str, str], limit_s: float) -> None:
         """From now on answers still open `limit_s` after the server began to unload this model are ended with an
-        error. `args` are those of `initialize`; called once, at its end. `turn`: see `asker`.
+        error. `args` are those of `initialize`; called once, at its end.
         """
-        ask, log = asker(self._stub, args, turn), self._stub.Logger
+        ask, log = asker(self._stub, args), self._stub.Logger
         self._watch = Watch(ask, limit_s, log, self._name, self._outbox.is_busy, self._end_all)
         self._watch.start()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +41,8 @@ Call = Callable[[str, Mapping[str, Any]], Said]
 """prompt, sampling parameters → the answer. Blocks; thread-safe. Raises RequestError, with the callee's own message."""
 
 
-def model_call(stub: TritonStub, model: str, turn: AbstractContextManager[Any]) -> Call:
-    """Calls of the model `model`, which speaks the dialect of `minisgl`. `turn` is held during each, so that no other
-    BLS call of this process is under way: two at a time can bring the stub of server 2.51 to a standstill.
-    """
+def model_call(stub: TritonStub, model: str) -> Call:
+    """Calls of the model `model`, which speaks the dialect of `minisgl`."""
 
     def call(prompt: str, sampling: Mapping[str, Any]) -> Said:
         inputs = [
@@ -55,8 +52,7 @@ def model_call(stub: TritonStub, model: str, turn: AbstractContextManager[Any]) 
             stub.Tensor("return_num_output_tokens", np.array([True])),
         ]
         request = stub.InferenceRequest(model_name=model, requested_output_names=list(_OUTPUTS), inputs=inputs)
-        with turn:
-            (response,) = request.exec(decoupled=True)
+        (response,) = request.exec(decoupled=True)
         if response.has_error():
             _raise(stub, model, response.error())
         outputs = {tensor.name(): tensor.as_numpy().reshape(-1)[0] for tensor in response.output_tensors()}

@@ -13,9 +13,7 @@ SIGTERM on, it kills the stub (2.51, a general protection fault).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import Any
 
 from minisgl_backend.serving.triton import TritonStub
 
@@ -31,21 +29,16 @@ class Presence(Enum):
 _LEAVING = ("is not ready", "server not ready", "no available versions", "unknown model", "is not found")
 
 
-def asker(
-    stub: TritonStub, args: Mapping[str, str], turn: AbstractContextManager[Any] | None = None
-) -> Callable[[], str]:
+def asker(stub: TritonStub, args: Mapping[str, str]) -> Callable[[], str]:
     """A function that asks, and returns the server's words. `args` are those of `initialize`; after it, and before
-    `finalize`, the function may be called on any thread. It blocks for a round trip. `turn` is held meanwhile: a model
-    that makes other BLS calls must not make two at a time (docs/neighbours.md).
+    `finalize`, the function may be called on any thread. It blocks for a round trip.
     """
-    held = nullcontext() if turn is None else turn
     name, version = args["model_name"], int(args["model_version"])
 
     def ask() -> str:
         request = stub.InferenceRequest(model_name=name, model_version=version, requested_output_names=[], inputs=[])
-        with held:
-            response = request.exec()
-            return str(response.error().message()) if response.has_error() else ""
+        response = request.exec()
+        return str(response.error().message()) if response.has_error() else ""
 
     return ask
 

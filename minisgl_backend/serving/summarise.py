@@ -56,14 +56,17 @@ class Settings(msgspec.Struct, frozen=True):
     """The `parameters` of config.pbtxt."""
 
     model: str = "minisgl"  # the model that is asked
-    parallel_parts: int = 1  # parts of all texts that take turns, slice by slice
+    parallel_parts: int = 1  # parts of all texts summarised at once; each is a request to `model`, from a thread
     slice_tokens: int = 16  # of one call: an answer comes, and a cancel is heeded, every so many tokens
     max_texts: int = 64  # open at once; one more is refused
     drain_s: int = 20  # how long an unload waits for the texts still open
 
 
 _RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096), "drain_s": (0, 3600)}
-"""parallel_parts: they take turns slice by slice, since one call is under way at a time (see calls.py)."""
+"""parallel_parts: 1, because calls from several threads can bring the stub of server 2.51 to a standstill: seen once in
+some tens of thousands of calls from eight threads. Triton's Python backend makes the calls of a model on 32 threads,
+which it also sends with.
+"""
 
 
 def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
@@ -73,12 +76,11 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
     except ConfigError as error:
         raise load_error(stub, error) from None
     outbox = Outbox(stub.Logger)
-    turn = threading.Lock()  # one BLS call at a time: those for the parts, and the question whether we stay loaded
-    summariser = Summariser(model_call(stub, settings.model, turn), outbox.post, settings, stub.Logger)
+    summariser = Summariser(model_call(stub, settings.model), outbox.post, settings, stub.Logger)
     outbox.start(summariser.cancel)
     summariser.start()
     bridge = Bridge(stub, summariser, outbox, name=NAME, read=read_text)
-    bridge.limit_drain(args, settings.drain_s, turn)
+    bridge.limit_drain(args, settings.drain_s)
     return bridge
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,8 +50,6 @@ class CallingStub(FakeStub):
     def __init__(self, *responses: Response) -> None:
         super().__init__()
         self.asked: list[dict[str, Any]] = []
-        self.turn = threading.Lock()
-        self.in_turn: list[bool] = []
         stub = self
 
         class InferenceRequest:
@@ -62,7 +59,6 @@ class CallingStub(FakeStub):
 
             def exec(self, decoupled: bool = False) -> Iterator[Response]:
                 assert decoupled
-                stub.in_turn.append(stub.turn.locked())
                 return iter(responses)
 
         self.InferenceRequest = InferenceRequest
@@ -80,9 +76,8 @@ def answer(text: str, reason: str, tokens: int) -> Response:
 
 def test_a_call_is_one_request_that_is_not_streamed() -> None:
     stub = CallingStub(answer(" é\x00", "length", 7))
-    assert model_call(stub, "minisgl", stub.turn)("Zoë", {"max_tokens": 7}) == Said(" é\x00", FinishReason.LENGTH, 7)
+    assert model_call(stub, "minisgl")("Zoë", {"max_tokens": 7}) == Said(" é\x00", FinishReason.LENGTH, 7)
     (asked,) = stub.asked
-    assert stub.in_turn == [True] and not stub.turn.locked(), "no other call was under way"
     assert asked["model_name"] == "minisgl"
     assert asked["requested_output_names"] == ["text_output", "finish_reason", "num_output_tokens"]
     inputs = {name: array.tolist() for name, array in asked["inputs"].items()}
@@ -102,7 +97,7 @@ def test_the_error_of_a_call_keeps_its_message_and_where_triton_tells_it_its_sta
 ) -> None:
     stub = CallingStub(Response([], Error("top_k: must be an integer", code)))
     with pytest.raises(kind, match=r"^top_k: must be an integer$"):
-        model_call(stub, "minisgl", stub.turn)("a", {})
+        model_call(stub, "minisgl")("a", {})
 
 
 def test_a_model_that_is_not_loaded_is_unavailable() -> None:
@@ -112,4 +107,4 @@ def test_a_model_that_is_not_loaded_is_unavailable() -> None:
     )
     stub = CallingStub(Response([], Error(words, TritonError.INTERNAL)))
     with pytest.raises(EngineUnavailable, match=r"^the model 'minisgl' is not loaded"):
-        model_call(stub, "minisgl", stub.turn)("a", {})
+        model_call(stub, "minisgl")("a", {})

@@ -302,7 +302,7 @@ def test_an_unload_waits_as_long_as_its_own_setting_says(
     monkeypatch: pytest.MonkeyPatch, parameters: Mapping[str, Any], limit_s: int
 ) -> None:
     limits: list[float] = []
-    monkeypatch.setattr(Bridge, "limit_drain", lambda bridge, args, limit_s, turn: limits.append(limit_s))
+    monkeypatch.setattr(Bridge, "limit_drain", lambda bridge, args, limit_s: limits.append(limit_s))
     bridge = start(FakeStub(), {"model_config": json.dumps({"parameters": parameters})})
     bridge.close()
     assert limits == [limit_s]
