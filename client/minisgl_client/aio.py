@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from minisgl_client.errors import Cancelled
 from minisgl_client.pieces import Answer, Piece
-from minisgl_client.reception import HEADERS, METHOD, PROBE_S, SILENCE_S, Reception, channel_options
-from minisgl_client.requests import Request, RequestFields, encode
+from minisgl_client.reception import HEADERS, PROBE_S, SILENCE_S, Reception, channel_options
+from minisgl_client.requests import Request, RequestFields, encode, infer_method
 
 
 class AsyncClient:
@@ -44,11 +44,7 @@ class AsyncClient:
         else:
             self._channel = grpc.aio.secure_channel(url, credentials, channel_options(url))
         self._model = model
-        self._infer = self._channel.unary_stream(
-            METHOD,
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )
+        self._infer = infer_method(self._channel)
         self._pulse = _Pulse(service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ServerLive, silence_s)
         self._closed = False
 

@@ -15,7 +15,6 @@ from typing import Any
 from minisgl_client.errors import Cancelled, ClientError, ServerFault, error_of_status, error_of_words
 from minisgl_client.pieces import Piece, Usage
 
-METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 HEADERS = (("triton_grpc_error", "true"),)  # errors of the model as gRPC statuses, not as words alone
 
 _CHANNEL_OPTIONS = (

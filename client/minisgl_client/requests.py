@@ -89,6 +89,15 @@ class Request:
         return request
 
 
+def infer_method(channel: Any) -> Any:
+    """The call that carries one request, on a channel of grpc or of grpc.aio."""
+    return channel.unary_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )
+
+
 def encode(request: Request, model: str) -> Any:
     """The ModelInferRequest. Raises RequestRefused, naming the field."""
     try:

@@ -14,26 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
-from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES
+from minisgl_backend.text.parameters import BOOL_OPTIONS, MAX_PARAMETERS_BYTES, PROMPT_INPUTS
 from minisgl_backend.text.values import flag, integer, json_object, read_flag, shown
 
 MAX_TIMEOUT_US = 2**53
 """285 years; HTTP has no larger exact integers."""
 
-BOOL_OPTIONS = (
-    "stream",
-    "exclude_input_in_output",
-    "return_finish_reason",
-    "return_cumulative_logprob",
-    "return_logprobs",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-    "return_output_ids",
-    "return_perf_metrics",
-)
-"""Inputs that may also be given as request parameters."""
-
-_TENSORS_ONLY = ("text_input", "input_ids", "messages", "tools", "image", "sampling_parameters")
+_TENSORS_ONLY = (*PROMPT_INPUTS, "sampling_parameters")
 
 _CONSUMED_BY_TRITON = ("id", "binary_data_output")
 """HTTP hands these on although Triton has acted on them already."""

@@ -50,7 +50,8 @@ def _merged(args: Mapping[str, str], environment: Mapping[str, str]) -> dict[str
     """All places' settings. Raises ConfigError for an unknown key, naming the nearest known one."""
     model_json = Path(args["model_repository"]) / args["model_version"] / "model.json"
     merged = read_settings(model_json, {})
-    merged.update(_of_model_config(json.loads(args["model_config"])))
+    strings = model_parameters(json.loads(args["model_config"]))
+    merged.update(parse_setting(f"{key}={value}") for key, value in strings.items())
     merged.update(read_settings(None, environment))
     known = (*EngineConfig.__struct_fields__, *BridgeConfig.__struct_fields__)
     for key in merged:
@@ -59,11 +60,7 @@ def _merged(args: Mapping[str, str], environment: Mapping[str, str]) -> dict[str
     return merged
 
 
-def _of_model_config(model_config: Mapping[str, Any]) -> dict[str, Any]:
+def model_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
     """The `parameters` of config.pbtxt, all strings there. Names in capitals are Triton's (EXECUTION_ENV_PATH)."""
-    settings: dict[str, Any] = {}
-    for key, value in model_config.get("parameters", {}).items():
-        if not key.isupper():
-            name, parsed = parse_setting(f"{key}={value.get('string_value', '')}")
-            settings[name] = parsed
-    return settings
+    parameters = model_config.get("parameters", {}).items()
+    return {key: value.get("string_value", "") for key, value in parameters if not key.isupper()}

@@ -36,6 +36,7 @@ from minisgl_backend.serving.calls import Call, model_call
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import UNLOADED, Outbox
+from minisgl_backend.serving.settings import model_parameters
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest, Logger, TritonStub, load_error
 from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES
@@ -63,8 +64,8 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 _RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096), "drain_s": (0, 3600)}
-"""parallel_parts: 1, because calls from several threads can bring the stub of server 2.51 to a standstill: seen once in
-some tens of thousands of calls from eight threads. Triton's Python backend makes the calls of a model on 32 threads,
+"""parallel_parts: 1 by default, because calls from several threads bring the stub of server 2.51 to a standstill sooner
+(one thread does too, though: docs/neighbours.md). Triton's Python backend makes the calls of a model on 32 threads,
 which it also sends with.
 """
 
@@ -85,14 +86,11 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
 
 
 def read_settings(model_config: Mapping[str, Any]) -> Settings:
-    """Raises ConfigError, naming the setting. Names in capitals are Triton's."""
-    values: dict[str, Any] = {}
-    for key, value in model_config.get("parameters", {}).items():
-        if key.isupper():
-            continue
+    """Raises ConfigError, naming the setting."""
+    values: dict[str, Any] = dict(model_parameters(model_config))
+    for key in values:
         if key not in Settings.__struct_fields__:
             raise ConfigError(f"unknown setting {key!r}{nearest(key, Settings.__struct_fields__)}")
-        values[key] = value.get("string_value", "")
     for key, (low, high) in _RANGES.items():
         try:
             values[key] = integer(key, values.get(key, getattr(Settings(), key)), low, high)

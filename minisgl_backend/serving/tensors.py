@@ -16,7 +16,6 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.parameters import (
-    BOOL_OPTIONS,
     merge_option,
     merge_sampling,
     merge_timeout,
@@ -25,19 +24,19 @@ from minisgl_backend.serving.parameters import (
 )
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.triton import InferenceRequest, Tensor
-from minisgl_backend.text.parameters import MAX_PARAMETERS_BYTES, MAX_STOP_TOKEN_IDS
+from minisgl_backend.text.parameters import (
+    BOOL_OPTIONS,
+    MAX_PARAMETERS_BYTES,
+    MAX_STOP_TOKEN_IDS,
+    PROMPT_INPUTS,
+    WORD_LISTS,
+)
 from minisgl_backend.text.values import token_ids
 
-_WORDS = ("stop", "stop_words", "bad_words")
-
 INPUTS = (
-    "text_input",
-    "input_ids",
-    "messages",
-    "tools",
-    "image",
+    *PROMPT_INPUTS,
     "sampling_parameters",
-    *_WORDS,
+    *WORD_LISTS,
     "stop_token_ids",
     *BOOL_OPTIONS,
 )
@@ -89,7 +88,7 @@ def _wanted(options: Mapping[str, bool | None]) -> Wanted:
 
 def _lists(tensors: Tensors) -> dict[str, Any]:
     """The list inputs that hold something, as members of the sampling parameters. An empty string is no word."""
-    lists: dict[str, Any] = {name: _words(tensors, name) for name in _WORDS}
+    lists: dict[str, Any] = {name: _words(tensors, name) for name in WORD_LISTS}
     ids = _array(tensors, "stop_token_ids", np.int32, "INT32")
     if ids is not None:
         if ids.size > MAX_STOP_TOKEN_IDS:  # before millions of them become Python's on Triton's thread

@@ -114,15 +114,13 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Known and not built → the values that ask for nothing. null asks for nothing everywhere."""
 
 
-_WORDS = ("stop", "stop_words", "bad_words")
-"""Lists of words, not built: refused as soon as they hold one."""
+WORD_LISTS = ("stop", "stop_words", "bad_words")
+"""Not built: refused as soon as they hold a word."""
 
-_ELSEWHERE = (
-    "text_input",
-    "input_ids",
-    "messages",
-    "tools",
-    "image",
+PROMPT_INPUTS = ("text_input", "input_ids", "messages", "tools", "image")
+"""What a request is about: inputs of their own."""
+
+BOOL_OPTIONS = (
     "stream",
     "exclude_input_in_output",
     "return_finish_reason",
@@ -132,8 +130,10 @@ _ELSEWHERE = (
     "return_num_output_tokens",
     "return_output_ids",
     "return_perf_metrics",
-    "timeout",
 )
+"""How a request wants its answer: inputs of their own, or request parameters."""
+
+_ELSEWHERE = (*PROMPT_INPUTS, *BOOL_OPTIONS, "timeout")
 """What a request gives beside its sampling parameters."""
 
 
@@ -174,8 +174,8 @@ def _is_read(key: str, value: Any) -> bool:
     """Whether a key has a reader. Raises for what is not built and for what nobody knows."""
     if key in _READERS:
         return True
-    if key in _OFF or key in _WORDS:
-        if not (_no_words(value) if key in _WORDS else _asks_for_nothing(value, _OFF[key])):
+    if key in _OFF or key in WORD_LISTS:
+        if not (_no_words(value) if key in WORD_LISTS else _asks_for_nothing(value, _OFF[key])):
             raise UnsupportedFeature(key)
         return False
     if key in _ELSEWHERE:
@@ -185,7 +185,7 @@ def _is_read(key: str, value: Any) -> bool:
 
 def _hint(key: str) -> str:
     """The nearest name that a request may hold; what is read here when none is near."""
-    close = difflib.get_close_matches(key[:64], (*_READERS, *_ELSEWHERE, *_WORDS, *_OFF), n=1)
+    close = difflib.get_close_matches(key[:64], (*_READERS, *_ELSEWHERE, *WORD_LISTS, *_OFF), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(_READERS))}"
 
 

@@ -18,8 +18,8 @@ from fakes.triton_model import MODEL, Rig, running_model
 from fakes.triton_stub import DECLARED, Answer, TritonError, strings
 from minisgl_backend.messages.client import FinishReason, Request
 from minisgl_backend.messages.tokens import pack_tokens
-from minisgl_backend.serving.parameters import BOOL_OPTIONS
 from minisgl_backend.serving.tensors import INPUTS
+from minisgl_backend.text.parameters import BOOL_OPTIONS
 
 EVERYTHING = {
     "return_finish_reason": True,

@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 from random import Random
 
-from minisgl_backend.text.parameters import _ELSEWHERE, _OFF, _READERS, _WORDS
+from minisgl_backend.text.parameters import _ELSEWHERE, _OFF, _READERS, WORD_LISTS
 
-_KEYS = [*_READERS, *_READERS, *_READERS, *_OFF, *_WORDS, *_ELSEWHERE, "tool_choice", "", "\ud800", "k" * 300, "naïve"]
+_KEYS = [
+    *_READERS,
+    *_READERS,
+    *_READERS,
+    *_OFF,
+    *WORD_LISTS,
+    *_ELSEWHERE,
+    "tool_choice",
+    "",
+    "\ud800",
+    "k" * 300,
+    "naïve",
+]
 
 _PLAIN = ["0", "1", "5", "0.5", "-1", "2", "16", "true", "false", "null", '"1"', '"0.7"', '"true"', '"False"', '"32"']
 

@@ -163,6 +163,16 @@ class SchedulerBench:
         assert self.plan() is not None, "nothing to run"
         return self.apply()
 
+    def row_lengths(self, steps: int) -> list[tuple[int, ...]]:
+        """Of each of the next `steps` steps."""
+        lengths = []
+        for _ in range(steps):
+            plan = self.plan()
+            assert plan is not None, "nothing to run"
+            lengths.append(plan.row_lengths)
+            self.apply()
+        return lengths
+
     def finish(self) -> None:
         """Runs until every sequence has ended and every step is applied; then everything must be free or cached.
 

@@ -23,7 +23,7 @@ from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.serving.parameters import merge_sampling, read_parameters
 from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.parameters import _OFF, _WORDS, SamplingParams, parse_parameters, resolve_sampling
+from minisgl_backend.text.parameters import _OFF, WORD_LISTS, SamplingParams, parse_parameters, resolve_sampling
 from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ odd = [2**31, 2**63 - 1, 2**63, 10**400, 1e308, 5e-324, -0.0, float("nan"), floa
 odd += ["True", "1e400", "0x1", " 1 ", "\ud800", [], {}, [1], ["a", [None]], {"a": {"b": [1, "c"]}}]
 numbers = st.integers(-2, 3) | st.integers(-(2**70), 2**70) | st.floats()
 values = st.sampled_from(odd) | numbers | numbers.map(str) | st.text(alphabet="0123456789.eE-+ xé", max_size=6)
-keys = st.sampled_from([*FIELDS, *FIELDS, *FIELDS, *sorted(_OFF), *_WORDS, "temprature", "", "\ud800", "a" * 200])
+keys = st.sampled_from([*FIELDS, *FIELDS, *FIELDS, *sorted(_OFF), *WORD_LISTS, "temprature", "", "\ud800", "a" * 200])
 likely = st.fixed_dictionaries(
     {},
     optional={
@@ -54,7 +54,7 @@ def outcome(raw: bytes, vocab_size: int) -> str:
     try:
         params = parse_parameters(raw)
     except (InvalidRequest, UnsupportedFeature) as refused:
-        assert refused.field in FIELDS or refused.field in (*_OFF, *_WORDS, "sampling_parameters")
+        assert refused.field in FIELDS or refused.field in (*_OFF, *WORD_LISTS, "sampling_parameters")
         assert str(refused).startswith(f"{refused.field}: ")
         assert str(refused).isascii() and len(str(refused)) < 400
         return "refused"

@@ -29,13 +29,7 @@ def test_mixed_steps_carry_decode_rows_and_a_chunk_together() -> None:
     engine.add([1, 2], 30)
     engine.step()
     engine.add([3] * 60, 2)
-    lengths = []
-    for _ in range(3):
-        plan = engine.plan()
-        assert plan is not None
-        lengths.append(plan.row_lengths)
-        engine.apply()
-    assert lengths == [(1, 23), (1, 23), (1, 14)]
+    assert engine.row_lengths(3) == [(1, 23), (1, 23), (1, 14)]
     engine.finish()
 
 
@@ -44,13 +38,7 @@ def test_without_mixed_batches_a_prompt_stops_the_running_streams_until_it_is_do
     engine.add([1, 2], 30)
     engine.step()
     engine.add([3] * 60, 2)
-    lengths = []
-    for _ in range(4):
-        plan = engine.plan()
-        assert plan is not None
-        lengths.append(plan.row_lengths)
-        engine.apply()
-    assert lengths == [(24,), (24,), (12,), (1, 1)]
+    assert engine.row_lengths(4) == [(24,), (24,), (12,), (1, 1)]
     engine.finish()
 
 

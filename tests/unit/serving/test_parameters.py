@@ -8,12 +8,12 @@ import pytest
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.serving.parameters import (
-    BOOL_OPTIONS,
     merge_option,
     merge_sampling,
     merge_timeout,
     read_parameters,
 )
+from minisgl_backend.text.parameters import BOOL_OPTIONS
 
 
 def test_sampling_keys_pass_unvalidated_as_numbers_strings_and_booleans() -> None:

@@ -12,8 +12,8 @@ from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeat
 from minisgl_backend.messages.sampling import Sampling
 from minisgl_backend.text.parameters import (
     _OFF,
-    _WORDS,
     MAX_PARAMETERS_BYTES,
+    WORD_LISTS,
     SamplingParams,
     parse_parameters,
     resolve_sampling,
@@ -187,7 +187,7 @@ def test_a_known_parameter_that_is_not_built_is_refused_unless_it_asks_for_nothi
         assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("field", _WORDS)
+@pytest.mark.parametrize("field", WORD_LISTS)
 def test_words_are_not_built_and_empty_ones_are_none(field: str) -> None:
     for nothing in (None, "", [], ["", ""]):
         assert parse(**{field: nothing}) == SamplingParams()
