@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.sampling import Sampling
 
 
@@ -62,6 +63,13 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     planned_s: float  # monotonic: when its first row was planned
 
 
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of a sequence that asked. Of its prompt they may come again after a retraction, the same ones."""
+
+    id: SequenceId
+    logprobs: Logprobs
+
+
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """What one applied step (or one abort) brought. Columns: sequence_ids[i] got tokens[i], in plan order.
 
@@ -73,6 +81,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     tokens: tuple[int, ...]
     ended: tuple[Ended, ...]
     started: tuple[Started, ...] = ()
+    logprobs: tuple[Told, ...] = ()  # of the tokens in the columns whose sequences ask, in that order
+    prompt_logprobs: tuple[Told, ...] = ()  # before the sequence's first token
 
 
 class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):

@@ -28,6 +28,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     slot: SlotId
     prompt: bytes  # packed int32
     sampling: Sampling
+    num_outputs: int = 0  # so many of the last tokens of `prompt` were sampled before a retraction
 
 
 class PageGrant(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +56,17 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     row_samples: tuple[int, ...]  # 0 or 1
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Of some tokens of one sequence that follow each other: the distribution each was drawn from (or, in a prompt,
+    would have been), before temperature, penalties, masks and filters.
+    """
+
+    position: int  # of the first of them in its sequence, the prompt included
+    ids: bytes  # packed int32 [tokens, 1 + best]: the token itself, then the best ones, best first
+    values: bytes  # float32, little-endian [tokens, 1 + best]: natural logarithms
+    ranks: bytes  # packed int32 [tokens]: how many tokens are likelier than the token itself, and one
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
     """tokens[j] is the token of the j-th row with row_samples = 1, in plan order, or NO_TOKEN.
 
@@ -65,3 +77,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
     step: StepId
     tokens: tuple[int, ...]
     failed: str = ""  # why, for the log; empty: it ran
+    logprobs: tuple[Logprobs, ...] = ()  # of the sampled rows that ask (NO_TOKEN rows included), in plan order
+    prompt_logprobs: tuple[Logprobs, ...] = ()  # of the rows whose sequence asks, and that hold prompt tokens, likewise
