@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -174,7 +175,7 @@ PARTS = st.sampled_from(
 )
 def test_any_cutting_gives_the_same(text: str, tools: str, reasoning: bool, cuts: list[int]) -> None:
     borders = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[low:high] for low, high in zip(borders, borders[1:], strict=False)]
+    pieces = [text[low:high] for low, high in itertools.pairwise(borders)]
     one = join(read([text], tools, reasoning=reasoning))
     assert join(read(pieces, tools, reasoning=reasoning)) == one
     assert join(read([*text], tools, reasoning=reasoning)) == one
@@ -188,7 +189,7 @@ def test_the_work_for_a_piece_does_not_grow_with_the_answer(tools: str) -> None:
     parser.push(begin.get(tools, '[TOOL_CALLS]f[ARGS]{"x": "'))
     for _ in range(2_000):
         assert parser.push("word ") == [ToolCall(0, "", "word ")]
-    assert [event for event in parser.push('"}')] == [ToolCall(0, "", '"}')]
+    assert list(parser.push('"}')) == [ToolCall(0, "", '"}')]
 
 
 def test_the_parser_is_known_by_the_marks_of_a_template() -> None:
