@@ -1,33 +1,32 @@
 """Logits → tokens, for all sampled rows of a step.
 
-Order, as in vLLM: temperature, then top_k, then top_p on what top_k left (renormalised), then one draw by inverse
-CDF with the row's own uniform number (`uniform.py`).
+Order, as in vLLM: temperature, then min_p, then top_k, then top_p on what these left (renormalised), then one draw by
+inverse CDF with the row's own uniform number (`uniform.py`). What changes single logits comes before (`draw.py`).
 
 A token is a pure function of (logits, seed, sample_index, position). What could break that in a batch is the order in
 which a sum is added up, so probabilities become whole numbers first: weight = floor(2**40 · exp((logit − best) / t)),
 and sums of integers do not depend on any order. A token below 2**-40 of the best one can not be drawn.
 
 Rows pay for what they use: a greedy row one maximum; a row with a temperature one exp and one cumulative sum over the
-vocabulary; top_k and top_p a selection of the best 1,024 tokens, and a full sort only if those do not settle it.
+vocabulary; min_p a comparison; top_k and top_p a selection of the best 1,024 tokens, and a full sort only if those do
+not settle it.
 Where tokens tie, the lower id comes first.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl_backend.messages.plan import NO_TOKEN
+from minisgl_backend.sampling.masks import Rows
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.uniform import uniform
 
 _WEIGHT_OF_BEST = float(1 << 40)  # times 2**20 tokens still fits int64
 _CANDIDATES = 1024
 _BLOCK_ELEMENTS = 8 << 20  # logits worked on at once: bounds memory, not results
-
-Rows = npt.NDArray[np.int64]
 
 
 def sample_tokens(logits: Tensor, parameters: SamplingColumns, positions: Rows) -> Tensor:
@@ -42,25 +41,36 @@ def sample_tokens(logits: Tensor, parameters: SamplingColumns, positions: Rows) 
         filtered = drawn & ((parameters.top_k > 0) | (parameters.top_p < 1.0))
         tokens = tokens.clone()
         for kind, draw in ((drawn & ~filtered, _draw_from_all), (filtered, _draw_from_best)):
-            for rows in _blocks(np.flatnonzero(kind), logits.shape[1]):
+            for rows in blocks(np.flatnonzero(kind), logits.shape[1]):
                 index = torch.from_numpy(rows).to(logits.device)
                 own = parameters.take(rows)
                 numbers = uniform(own.seed, own.sample_index, positions[rows].astype(np.uint64))
-                weights = _weights(logits[index], best[index], own.temperature)
+                weights = _weights(logits[index], best[index], own)
                 tokens[index] = draw(logits[index], weights, own, torch.from_numpy(numbers).to(logits.device))
     return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
-def _blocks(rows: Rows, vocab: int) -> list[Rows]:
+def blocks(rows: Rows, vocab: int) -> list[Rows]:
+    """rows in their order, cut so that the logits of a block stay within a fixed size."""
     size = max(_BLOCK_ELEMENTS // vocab, 1)
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
-def _weights(logits: Tensor, best: Tensor, temperature: npt.NDArray[np.float64]) -> Tensor:
-    """[rows, vocab] int64, the best token of a row at 2**40. Temperatures are held to what fp32 can divide by."""
-    heat = torch.from_numpy(temperature.clip(1e-30, 1e30)).to(logits.device, torch.float32)
+def _weights(logits: Tensor, best: Tensor, parameters: SamplingColumns) -> Tensor:
+    """[rows, vocab] int64, the best token of a row at 2**40. Temperatures are held to what fp32 can divide by.
+
+    Tokens below min_p of the best one have none.
+    """
+    heat = torch.from_numpy(parameters.temperature.clip(1e-30, 1e30)).to(logits.device, torch.float32)
     scaled = logits.float().sub(best.float()[:, None]).div_(heat[:, None])
-    return scaled.exp_().nan_to_num_(0.0, 0.0, 0.0).mul_(_WEIGHT_OF_BEST).to(torch.int64)
+    weights = scaled.exp_().nan_to_num_(0.0, 0.0, 0.0).mul_(_WEIGHT_OF_BEST).to(torch.int64)
+    floored = np.flatnonzero(parameters.min_p > 0.0)
+    if len(floored):
+        index = torch.from_numpy(floored).to(logits.device)
+        floor = torch.from_numpy(np.ceil(parameters.min_p[floored] * _WEIGHT_OF_BEST).astype(np.int64))
+        own = weights[index]
+        weights[index] = own.masked_fill_(own < floor.to(logits.device)[:, None], 0)
+    return weights
 
 
 def _draw_from_all(logits: Tensor, weights: Tensor, parameters: SamplingColumns, numbers: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a worker remembers of each slot between steps: tokens, page table, sampling parameters.
+"""What a worker remembers of each slot between steps: tokens, page table, sampling parameters, rules.
 
 The scheduler sends only changes. Tokens live on the device: the one sampled in a step is read from here by the next,
 without passing through the host.
@@ -16,6 +16,7 @@ from torch import Tensor
 from minisgl_backend.messages.plan import Admission, PageGrant
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.rules import RuleBook
 
 Rows = npt.NDArray[np.int64]
 
@@ -23,7 +24,15 @@ Rows = npt.NDArray[np.int64]
 class SlotState:
     """Owns the tensors; changed by `admit`, `grant` and `append`, in that order within a step."""
 
-    def __init__(self, max_running: int, context_tokens: int, page_size: int, scratch_page: int, device: torch.device):
+    def __init__(
+        self,
+        max_running: int,
+        context_tokens: int,
+        page_size: int,
+        scratch_page: int,
+        vocab: int,
+        device: torch.device,
+    ) -> None:
         self.page_size = page_size
         self.sampling = SamplingColumns.greedy(max_running)
         self._context_tokens = context_tokens
@@ -33,6 +42,10 @@ class SlotState:
         self._tables = torch.full((max_running, max_pages), scratch_page, dtype=torch.int32, device=device)
         self._page_counts = np.zeros(max_running, np.int64)  # pages in each slot's table
         self._known = np.zeros(max_running, np.int64)  # tokens of each slot
+        self.output_starts = np.zeros(
+            max_running, np.int64
+        )  # of them, those before are the prompt as the client knows it
+        self.rules = RuleBook(self._tokens, self.output_starts, vocab)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Begins a new life of each slot."""
@@ -43,7 +56,9 @@ class SlotState:
             self._tables[slot].fill_(self._scratch_page)
             self._page_counts[slot] = 0
             self._known[slot] = len(prompt)
+            self.output_starts[slot] = len(prompt) - admission.num_outputs
             self.sampling.put(slot, admission.sampling)
+            self.rules.put(slot, admission.sampling.rules)
 
     def grant(self, grants: Sequence[PageGrant]) -> None:
         """Appends pages to page tables: one upload for all."""

@@ -20,7 +20,8 @@ from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.models.model import Model
 from minisgl_backend.models.registry import load_model
 from minisgl_backend.models.spec import ModelSpec
-from minisgl_backend.sampling.sampler import sample_tokens
+from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.masks import TokenMasks
 from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
@@ -120,7 +121,12 @@ class TorchRunner:
             return StepResult(plan.step, ())
 
         sampled_slots, sampled_positions = slots[sampled], (starts + lengths)[sampled]
-        chosen = sample_tokens(logits, self._slots.sampling.take(sampled_slots), sampled_positions)
+        parameters = self._slots.sampling.take(sampled_slots)
+        rules = self._slots.rules.of(sampled_slots, sampled_positions)
+        masks: TokenMasks | None = (
+            None  # of the sampled rows that have a grammar; all tokens before theirs are known here
+        )
+        chosen = draw_tokens(logits, parameters, sampled_positions, rules, masks)
         self._slots.append(sampled_slots, sampled_positions, chosen)
         return StepResult(plan.step, tuple(chosen.tolist()))
 
@@ -134,6 +140,7 @@ class TorchRunner:
             self._context_tokens,
             self._pool.page_size,
             self._pool.scratch_page,
+            self._model.spec.vocab_size,
             self._device.torch_device,
         )
 

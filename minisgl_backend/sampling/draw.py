@@ -1,0 +1,65 @@
+"""The tokens of a step: rows whose logits are used as they are in one go, those that something changes beside them.
+
+Order, as in vLLM: on the raw logits, in fp32, what changes single logits (`rules.py`) and what a grammar forbids
+(`masks.py`); then temperature, min_p, top_k, top_p and one draw (`sampler.py`).
+
+    logits ──┬── all rows ────────────────────────────────────────────── sample ──► tokens
+             └── copy of changed rows ── change ── cover ── withhold ─── sample ──► theirs instead
+
+What is drawn for a row without rules and mask costs what it costs without neighbours that have some.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl_backend.messages.plan import NO_TOKEN
+from minisgl_backend.sampling.masks import Rows, TokenMasks
+from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.rules import StepRules
+from minisgl_backend.sampling.sampler import blocks, sample_tokens
+
+
+def draw_tokens(
+    logits: Tensor,
+    parameters: SamplingColumns,
+    positions: Rows,
+    rules: StepRules | None = None,
+    masks: TokenMasks | None = None,
+) -> Tensor:
+    """See sample_tokens. rules, masks: of some of the rows; None when no row has any.
+
+    A row gives NO_TOKEN when its raw logits are not finite, or when its allowed tokens and its grammar have no token in
+    common. Does not write to logits.
+    """
+    if rules is None and masks is None:
+        return sample_tokens(logits, parameters, positions)
+    changed = _rows_of(rules, masks)
+    plain = parameters.take(np.arange(len(positions)))
+    plain.temperature[changed] = 0.0  # of these only whether they are finite is asked
+    tokens = sample_tokens(logits, plain, positions)
+    for rows in blocks(changed, logits.shape[1]):
+        index = torch.from_numpy(rows).to(logits.device)
+        own = logits[index].float()
+        drawn = sample_tokens(_change(own, rows, rules, masks), parameters.take(rows), positions[rows])
+        tokens[index] = torch.where(tokens[index] == NO_TOKEN, NO_TOKEN, drawn)
+    return tokens
+
+
+def _rows_of(rules: StepRules | None, masks: TokenMasks | None) -> Rows:
+    with_rules, with_masks = (np.zeros(0, np.int64) if some is None else some.rows for some in (rules, masks))
+    return np.union1d(with_rules, with_masks)
+
+
+def _change(logits: Tensor, rows: Rows, rules: StepRules | None, masks: TokenMasks | None) -> Tensor:
+    """In place. What a client asked for softly (`withhold`) comes last: it yields where nothing else is left."""
+    own = None if rules is None else rules.within(rows)
+    if own is not None:
+        own.change(logits)
+    if masks is not None:
+        masks.within(rows).cover(logits)
+    if own is not None:
+        own.withhold(logits)
+    return logits
