@@ -44,6 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
     threads: int = 0  # of the worker's math library; 0: one per core this process may use
     allow_client_template: bool = False  # a chat may bring its own template: code of strangers, in a sandbox
+    allow_control_tokens: bool = False  # control tokens that a chat's messages spell out are taken as such
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down

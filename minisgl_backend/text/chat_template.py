@@ -10,6 +10,7 @@ sandbox, since a template is code that came with the weights.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,8 +21,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from minisgl_backend.errors import InvalidRequest
-from minisgl_backend.text.chat import plain_messages
+from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.text.chat import PLAIN, ChatOptions, plain_messages
 
 
 class TemplateFault(Exception):
@@ -37,18 +38,13 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt of these messages; with add_generation_prompt it ends where the assistant begins to speak.
+    def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> str:
+        """The prompt of these messages, by this template.
 
-        arguments: more variables for the template. Raises InvalidRequest or UnsupportedFeature naming `messages` when
-        they are not messages, and with the template's own words when the template refuses them.
+        Raises InvalidRequest or UnsupportedFeature naming the field when they are not messages or the template takes
+        no tools, and with the template's own words when it refuses them.
         """
-        variables = self.variables(messages, add_generation_prompt, arguments)
+        variables = self.variables(messages, options)
         try:
             if self._compiled is None:
                 self._compiled = compile_template(self._source)
@@ -56,22 +52,20 @@ class ChatTemplate:
         except TemplateFault as fault:
             raise InvalidRequest("messages", f"the model's chat template {fault}") from None
 
-    def variables(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    def variables(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> dict[str, Any]:
         """What a template may name, whoever wrote it. Raises as `render`."""
-        given = arguments or {}
+        given = options.arguments or {}
         ours = {
             "messages": plain_messages(messages),
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+            "tools": list(options.tools) or None,
             **self._special_tokens,
         }
         for name in (*ours, *_OWN_NAMES):
             if name in given:
                 raise InvalidRequest("chat_template_kwargs", f"must not name {name!a}, which is set by the server")
+        if options.tools and not _TOOLS.search(self._source if options.template is None else options.template):
+            raise UnsupportedFeature("tools", "the chat template takes none")
         return {**given, **ours}
 
 
@@ -95,7 +89,9 @@ def render_template(template: jinja2.Template, variables: Mapping[str, Any]) -> 
         raise TemplateFault(f"can not render the messages ({type(error).__name__})") from None
 
 
-_OWN_NAMES = ("tools", "continue_final_message", "chat_template", "raise_exception", "strftime_now")
+_TOOLS = re.compile(r"\btools\b")
+
+_OWN_NAMES = ("continue_final_message", "chat_template", "raise_exception", "strftime_now")
 """What a template argument must not stand in for, beside the messages and the special tokens."""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl_backend.text.parameters import SamplingParams
+
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one sequence may hold, in tokens, and what the operator lets a client decide."""
@@ -15,7 +17,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int  # prompt + answer
     pool_tokens: int  # the whole KV pool: what one sequence alone could fill
     allow_client_template: bool = False  # a chat may bring a template of its own
+    allow_control_tokens: bool = False  # the texts of control tokens in a chat are control tokens
     priorities: bool = False  # the waiting queue goes by them: the policy is `priority`
+    sequences: int = 1 << 20  # open at a time; a request has n of them
+    defaults: SamplingParams = SamplingParams()  # where a request says nothing
 
     @property
     def sequence_tokens(self) -> int:

@@ -10,12 +10,14 @@ next (for long texts and chats in a thread). Sizes are bounded before anything w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
-from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, read_messages
+from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, MAX_TOOLS_BYTES, ChatOptions, read_messages, read_tools
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
@@ -25,7 +27,8 @@ _NO_TOOLS = (b"", b"null", b"[]")
 _OF_A_CHAT: dict[str, tuple[object, ...]] = {
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
-    "add_generation_prompt": (True,),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (False,),
 }
 """Parameters that mean something to a chat alone, with the values that ask for nothing."""
 
@@ -50,14 +53,16 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     """`messages`, not parsed yet."""
 
     messages: bytes  # JSON
-    add_generation_prompt: bool
-    arguments: dict[str, object] | None  # of the template
-    template: str | None  # the client's own
+    tools: bytes  # JSON; empty: none
+    options: ChatOptions  # but for the tools
 
     field = "messages"
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+MAX_TRUNCATED_BYTES = 4 << 20
+"""Of a text that truncate_prompt_tokens cuts: it is tokenised whole, for its end."""
 
 LONG_PROMPT = 2_048
 """Characters of text, bytes of a chat: from here on tokenising takes about a millisecond."""
@@ -66,34 +71,49 @@ LONG_PROMPT = 2_048
 def takes_long(prompt: Prompt) -> bool:
     """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
     if isinstance(prompt, ChatPrompt):
-        return is_client_code(prompt) or bool(prompt.arguments) or len(prompt.messages) >= LONG_PROMPT
+        return (
+            is_client_code(prompt)
+            or bool(prompt.options.arguments)
+            or len(prompt.messages) + len(prompt.tools) >= LONG_PROMPT
+        )
     return isinstance(prompt, TextPrompt) and len(prompt.text) >= LONG_PROMPT
 
 
 def is_client_code(prompt: Prompt) -> bool:
     """Whether `prompt_ids` runs a template that the client wrote: for seconds, when it means ill."""
-    return isinstance(prompt, ChatPrompt) and prompt.template is not None
+    return isinstance(prompt, ChatPrompt) and prompt.options.template is not None
 
 
 def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, limits: RequestLimits) -> Prompt:
     """The one prompt of a request. Raises InvalidRequest or UnsupportedFeature, naming the field."""
     _only_one(request)
-    if (request.tools or b"").strip() not in _NO_TOOLS:
-        raise UnsupportedFeature("tools", "tools are not supported by this version; leave the field empty")
     if request.messages is not None:
-        return _chat(request.messages, params, limits)
+        return _chat(request.messages, request.tools or b"", params, limits)
+    if (request.tools or b"").strip() not in _NO_TOOLS:
+        raise InvalidRequest("tools", "needs messages: tools stand in the prompt of a chat")
     for name, nothing in _OF_A_CHAT.items():
         if getattr(params, name) not in nothing:
             raise InvalidRequest(name, "needs messages: it shapes the prompt of a chat")
+    kept = kept_tokens(params, limits)
     if request.input_ids is not None:
-        return _tokens(request.input_ids, tokenizer, limits)
-    return _text(request.text_input or b"", tokenizer, limits)
+        return _tokens(request.input_ids, tokenizer, limits, kept)
+    return _text(request.text_input or b"", tokenizer, limits, kept)
 
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> bytes:
+def kept_tokens(params: SamplingParams, limits: RequestLimits) -> int | None:
+    """How many of a prompt's last tokens are kept (truncate_prompt_tokens). None: all. Raises InvalidRequest."""
+    kept = params.truncate_prompt_tokens
+    if kept is not None and kept > limits.prompt_tokens:
+        raise InvalidRequest(
+            "truncate_prompt_tokens", f"must be at most {limits.prompt_tokens}, the longest prompt here, got {kept}"
+        )
+    return limits.prompt_tokens if kept == -1 else kept
+
+
+def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None = None) -> bytes:
     """The tokens of a prompt: packed int32, 1 … RequestLimits.prompt_tokens of them, each below the vocabulary's size.
 
-    Slow for a long text or chat. Raises InvalidRequest or UnsupportedFeature, naming the field.
+    kept: of `kept_tokens`. Slow for a long text or chat. Raises InvalidRequest or UnsupportedFeature, naming the field.
     """
     if isinstance(prompt, TokenPrompt):
         return prompt.ids
@@ -101,24 +121,22 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits) -> b
         if isinstance(prompt, TextPrompt):
             ids = tokenizer.encode(prompt.text)
         else:
-            ids = _encoded_chat(prompt, tokenizer, limits)
+            ids = _encoded_chat(prompt, tokenizer, limits, kept)
     except RequestError:
         raise
     except RecursionError:
         raise InvalidRequest(prompt.field, "is nested too deeply") from None
     except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
         raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
+    ids = ids if kept is None else ids[-kept:]
     _check_ids(prompt.field, ids, tokenizer, limits)
     return pack_tokens(ids)
 
 
-def _encoded_chat(prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits) -> list[int]:
+def _encoded_chat(prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> list[int]:
+    tools = read_tools(prompt.tools) if prompt.tools.strip() else ()
     return tokenizer.encode_chat(
-        read_messages(prompt.messages),
-        prompt.add_generation_prompt,
-        prompt.arguments,
-        prompt.template,
-        max_chars=_most_bytes(tokenizer, limits),
+        read_messages(prompt.messages), replace(prompt.options, tools=tools), _most_bytes(tokenizer, limits, kept)
     )
 
 
@@ -141,21 +159,33 @@ def _only_one(request: Request) -> None:
         raise InvalidRequest(given[0], f"is given together with {others}: a request has one prompt")
 
 
-def _chat(raw: bytes, params: SamplingParams, limits: RequestLimits) -> ChatPrompt:
+def _chat(raw: bytes, tools: bytes, params: SamplingParams, limits: RequestLimits) -> ChatPrompt:
     if len(raw) > MAX_MESSAGES_BYTES:  # said here already: nobody should wait for a thread to hear it
         raise InvalidRequest("messages", f"must hold at most {MAX_MESSAGES_BYTES} bytes, got {len(raw)}")
     if params.chat_template is not None and not limits.allow_client_template:
         raise UnsupportedFeature(
             "chat_template", "this server takes no templates from its clients (setting allow_client_template)"
         )
-    return ChatPrompt(raw, params.add_generation_prompt, params.chat_template_kwargs, params.chat_template)
+    if len(tools) > MAX_TOOLS_BYTES:
+        raise InvalidRequest("tools", f"must hold at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}")
+    if params.continue_final_message and params.add_generation_prompt:
+        raise InvalidRequest("continue_final_message", "must not be true together with add_generation_prompt")
+    options = ChatOptions(
+        add_generation_prompt=params.add_generation_prompt is not False and not params.continue_final_message,
+        continue_final_message=params.continue_final_message,
+        arguments=params.chat_template_kwargs,
+        template=params.chat_template,
+        control_words=limits.allow_control_tokens,
+    )
+    return ChatPrompt(raw, tools, options)
 
 
-def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TokenPrompt:
+def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> TokenPrompt:
     if not packed:
         raise InvalidRequest("input_ids", "must not be empty")
     if len(packed) % 4:
         raise InvalidRequest("input_ids", f"must be packed int32, got {len(packed)} bytes")
+    packed = packed if kept is None else packed[-4 * kept :]
     _refuse_many("input_ids", count_tokens(packed), limits)
     ids, size = unpack_tokens(packed), tokenizer.vocab_size
     if not 0 <= min(ids) <= max(ids) < size:
@@ -164,10 +194,10 @@ def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> Token
     return TokenPrompt(packed)
 
 
-def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TextPrompt:
+def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> TextPrompt:
     if not raw:
         raise InvalidRequest("text_input", "must not be empty")
-    most = _most_bytes(tokenizer, limits)
+    most = _most_bytes(tokenizer, limits, kept)
     if len(raw) > most:  # before anything that walks over the text
         raise InvalidRequest(
             "text_input",
@@ -180,9 +210,10 @@ def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits) -> TextPrompt
         raise InvalidRequest("text_input", f"is not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _most_bytes(tokenizer: Tokenizer, limits: RequestLimits) -> int:
-    """No longer text can be tokens enough to fit."""
-    return limits.prompt_tokens * tokenizer.max_token_bytes
+def _most_bytes(tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> int:
+    """No longer text can be tokens few enough to fit; of one that is cut to fit, what is still worth reading."""
+    most = limits.prompt_tokens * tokenizer.max_token_bytes
+    return most if kept is None else max(most, MAX_TRUNCATED_BYTES)
 
 
 def _refuse_many(field: str, tokens: int, limits: RequestLimits) -> None:

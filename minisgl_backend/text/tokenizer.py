@@ -8,6 +8,7 @@ into the engine host and costs seconds. No code of the folder is ever run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from tokenizers import Tokenizer as RustTokenizer
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
 from minisgl_backend.models.spec import end_tokens
 from minisgl_backend.text.byte_table import token_decoder
-from minisgl_backend.text.chat import plain_messages
+from minisgl_backend.text.chat import PLAIN, ChatOptions, check_continued, plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate
 from minisgl_backend.text.client_template import render_client_template
-from minisgl_backend.text.control import ControlWords, pieces
+from minisgl_backend.text.control import END_MARK, ControlWords, pieces
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -36,7 +37,8 @@ class Tokenizer:
     bos_token_id: the id a prompt may start with, or None
     eos_token_ids: sorted union of the tokenizer's, config.json's and generation_config.json's; may be empty
     special_token_ids: ids that are never shown in text
-    shown_bytes: per id the bytes of its text, empty for special ids and for ids without a token; do not change it
+    all_bytes: per id the bytes of its text, empty for ids without a token; do not change it
+    shown_bytes: the same, empty for special ids too
     strips_first_space: a text on its own loses one leading space (SentencePiece)
     max_token_bytes: no token stands for more bytes of prompt text than this
     """
@@ -53,10 +55,10 @@ class Tokenizer:
         self.strips_first_space = decoder.strips_first_space
         strings = _strings_by_id(rust)
         self.vocab_size = _model_vocab_size(files.config) or len(strings)
-        self._bytes = [b"" if string is None else decoder.to_bytes(string) for string in strings]
-        self._bytes += [b""] * (self.vocab_size - len(strings))
-        self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self._bytes)]
-        longest = max(map(len, self._bytes), default=1)
+        self.all_bytes = [b"" if string is None else decoder.to_bytes(string) for string in strings]
+        self.all_bytes += [b""] * (self.vocab_size - len(strings))
+        self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self.all_bytes)]
+        longest = max(map(len, self.all_bytes), default=1)
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
         self.has_chat_template = files.template is not None
         self._template = ChatTemplate(files.template or "", named)
@@ -95,46 +97,44 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token, special ones included; empty for an id of the padding of the vocabulary."""
-        return self._bytes[token_id]
+        return self.all_bytes[token_id]
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        arguments: Mapping[str, Any] | None = None,
-        template: str | None = None,
-    ) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> str:
         """The prompt text of a chat. Encode it with add_special_tokens=False: the template writes its own BOS.
 
-        arguments: more variables for the template. template: one to use in place of the model's, slow.
-        Raises InvalidRequest naming `messages` (there is no template, or it refuses the messages) or `chat_template`.
+        With a template of the client's it is slow. Raises InvalidRequest naming `messages` (there is no template, or it
+        refuses the messages), `chat_template` or `continue_final_message`, UnsupportedFeature naming `tools`.
         """
-        if template is not None:
-            variables = self._template.variables(messages, add_generation_prompt, arguments)
-            return render_client_template(template, variables)
-        if not self.has_chat_template:
+        if options.continue_final_message:
+            messages = plain_messages(messages)
+            check_continued(messages)
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + END_MARK}]
+        if options.template is not None:
+            text = render_client_template(options.template, self._template.variables(messages, options))
+        elif self.has_chat_template:
+            text = self._template.render(messages, options)
+        else:
             raise InvalidRequest(
                 "messages",
                 "this model has no chat template; send text_input, or put a chat_template.jinja into its folder",
             )
-        return self._template.render(messages, add_generation_prompt, arguments)
+        if not options.continue_final_message:
+            return text
+        text, mark, _ = text.rpartition(END_MARK)
+        if not mark:
+            raise InvalidRequest("continue_final_message", "the chat template does not write the last message as it is")
+        return text.replace(END_MARK, "")
 
     def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        arguments: Mapping[str, Any] | None = None,
-        template: str | None = None,
-        max_chars: int | None = None,
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN, max_chars: int | None = None
     ) -> list[int]:
-        """Chat messages → prompt ids. Control tokens in messages and arguments stay words (`text/control.py`).
+        """Chat messages → prompt ids. Control tokens in what the client wrote stay words (`text/control.py`), unless
+        the options say otherwise.
 
         Raises what `render_chat` raises, and InvalidRequest for a text of more than max_chars.
         """
         found: list[str] = []
-        hidden = self._control_words.hide(plain_messages(messages), found)
-        arguments = self._control_words.hide(arguments or {}, found)
-        text = self.render_chat(hidden, add_generation_prompt, arguments, template)
+        text = self._render_hidden(messages, options, found)
         if max_chars is not None and len(text) > max_chars:
             raise InvalidRequest("messages", f"make a text of {len(text)} characters; at most {max_chars} fit")
         if not found:
@@ -145,6 +145,23 @@ class Tokenizer:
             )
         return [i for piece, is_word in pieces(text, found) for i in self._encode_piece(piece, is_word)]
 
+    def _render_hidden(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions, found: list[str]) -> str:
+        """The text with marks for the control words of the client; those words join `found`."""
+        messages = plain_messages(messages)
+        if options.control_words:
+            return self.render_chat(messages, options)
+        words = self._control_words
+        text = self.render_chat(*_hidden(words, messages, options, found, halves=False))
+        more: list[str] = []
+        with_halves = _hidden(words, messages, options, more, halves=True)
+        if len(more) == len(found):  # as nearly always
+            return text
+        apart = self.render_chat(*with_halves)
+        if words.count(apart) == words.count(text):  # no two halves have met
+            return text
+        found[:] = more
+        return apart
+
     def _encode_piece(self, piece: str, is_word: bool) -> list[int]:
         """A control word goes character by character: no character is a control token."""
         parts = piece if is_word else (piece,)
@@ -154,6 +171,16 @@ class Tokenizer:
     def _joins_exactly(self) -> bool:
         """Whether texts that are encoded apart join without a trace: SentencePiece puts a space before each."""
         return b"".join(self.token_bytes(i) for i in self.encode("|", add_special_tokens=False)) == b"|"
+
+
+def _hidden(
+    words: ControlWords, messages: Any, options: ChatOptions, found: list[str], *, halves: bool
+) -> tuple[Any, ChatOptions]:
+    """Messages and options without the control words that the client wrote."""
+    messages, tools, arguments = (
+        words.hide(value, found, halves=halves) for value in (messages, options.tools, options.arguments)
+    )
+    return messages, replace(options, tools=tools, arguments=arguments)
 
 
 class _TokenizerFile(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fakes.tokenizers import byte_level_folder, sentencepiece_folder
+from minisgl_backend.text.chat import ChatOptions
 from minisgl_backend.text.detokenizer import decode
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def test_ids_text_and_chat_agree_with_transformers(tmp_path: Path, reference: An
     assert set(ours.special_token_ids) == set(theirs.all_special_ids) | {0, 1, 2}
     for generation in (True, False):
         expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=generation)
-        assert ours.render_chat(CHAT, add_generation_prompt=generation) == expected
+        assert ours.render_chat(CHAT, ChatOptions(add_generation_prompt=generation)) == expected
     assert ours.encode_chat(CHAT) == theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.text.chat import ChatOptions
 from minisgl_backend.text.chat_template import ChatTemplate
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -21,7 +22,9 @@ def rendered(source: str, *messages: dict[str, Any]) -> str:
 def test_the_models_template_is_found_in_its_folder(byte_level: Tokenizer) -> None:
     assert byte_level.has_chat_template
     assert byte_level.render_chat([USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert byte_level.render_chat([USER], add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert (
+        byte_level.render_chat([USER], ChatOptions(add_generation_prompt=False)) == "<|im_start|>user\nhi<|im_end|>\n"
+    )
 
 
 def test_special_tokens_blocks_and_loop_controls_are_as_templates_expect() -> None:
@@ -82,9 +85,9 @@ def test_text_parts_are_joined_with_nothing_in_between() -> None:
     assert message["content"] == [part("a "), part("b"), part("")]  # the caller's own is left as it was
 
 
-def test_a_missing_or_null_content_is_the_templates_affair() -> None:
-    source = "{{ messages[0].content is none }} {{ messages[1].content is defined }}"
-    assert rendered(source, {"role": "assistant", "content": None}, {"role": "assistant"}) == "True False"
+def test_a_missing_or_null_content_is_an_empty_one() -> None:
+    source = "[{{ messages[0].content + messages[1].content }}]"
+    assert rendered(source, {"role": "assistant", "content": None}, {"role": "assistant"}) == "[]"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from minisgl_backend.errors import EngineUnavailable, InvalidRequest
 from minisgl_backend.text import client_template
+from minisgl_backend.text.chat import ChatOptions
 from minisgl_backend.text.client_template import MAX_CHARS, render_client_template
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ def refusal(source: str) -> str:
 def test_it_renders_what_the_models_own_would(byte_level: Tokenizer) -> None:
     arguments = {"greeting": "Gr\u00fc\u00dfe", "odd": [math.inf, 10**30, None]}
     source = "{{ greeting }} {{ messages[0].content }}{{ eos_token }} {{ odd }} {% generation %}x{% endgeneration %}"
-    text = byte_level.render_chat([USER], arguments=arguments, template=source)
+    text = byte_level.render_chat([USER], ChatOptions(arguments=arguments, template=source))
     assert text == "Gr\u00fc\u00dfe h\u00e9<|im_end|> [inf, 1000000000000000000000000000000, None] x"
 
 
@@ -68,5 +69,5 @@ def test_one_that_no_process_can_be_started_for_may_be_sent_again(monkeypatch: p
 
 def test_the_limits_are_those_of_its_process_alone(byte_level: Tokenizer) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)
-    assert json.loads(byte_level.render_chat([USER], template="{{ messages | tojson }}")) == [USER]
+    assert json.loads(byte_level.render_chat([USER], ChatOptions(template="{{ messages | tojson }}"))) == [USER]
     assert (resource.getrlimit(resource.RLIMIT_AS), resource.getrlimit(resource.RLIMIT_CPU)) == before

@@ -14,7 +14,7 @@ from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeat
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
-from minisgl_backend.text.chat import MAX_MESSAGES_BYTES
+from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, ChatOptions
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import parse_parameters
 from minisgl_backend.text.prompt import LONG_PROMPT, read_prompt, takes_long
@@ -57,10 +57,18 @@ def test_exactly_one_prompt_is_taken(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("nothing", [b"", b"null", b"[]", b" [] \n"])
-def test_tools_are_reserved_and_an_empty_value_is_none(byte_level: Tokenizer, nothing: bytes) -> None:
+def test_no_tools_are_none_and_wrong_ones_are_refused(byte_level: Tokenizer, nothing: bytes) -> None:
     assert ask(byte_level, text_input=b"hi", tools=nothing).num_input_tokens > 0
-    for tools in (b"[1]", b"{}", b"x" * (20 << 20)):
-        assert refusal(byte_level, UnsupportedFeature, chat=[USER], tools=tools).startswith("tools: tools are not")
+    assert ask(byte_level, chat=[USER], tools=nothing) == ask(byte_level, chat=[USER])
+    for tools in (b"[1]", b"{}", b"x" * (20 << 20), b"not JSON"):
+        assert refusal(byte_level, chat=[USER], tools=tools).startswith("tools: ")
+
+
+def test_tools_need_a_chat_and_a_template_that_takes_them(byte_level: Tokenizer) -> None:
+    tools = b'[{"type": "function", "function": {"name": "f"}}]'
+    assert refusal(byte_level, text_input=b"hi", tools=tools).startswith("tools: needs messages")
+    message = refusal(byte_level, UnsupportedFeature, chat=[USER], tools=tools)
+    assert message == "tools: the chat template takes none"
 
 
 # ── token ids ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -97,7 +105,7 @@ def test_a_chat_is_rendered_with_the_models_template_and_tokenised(byte_level: T
     assert got.prompt_ids == pack_tokens(byte_level.encode_chat([USER]))
     assert got.prompt_text == ""
     without = ask(byte_level, chat=[USER], parameters={"add_generation_prompt": "false"})
-    assert without.prompt_ids == pack_tokens(byte_level.encode_chat([USER], add_generation_prompt=False))
+    assert without.prompt_ids == pack_tokens(byte_level.encode_chat([USER], ChatOptions(add_generation_prompt=False)))
 
 
 @pytest.mark.parametrize("kind", ["input_ids", "messages"])
