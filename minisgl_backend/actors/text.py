@@ -66,12 +66,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Open:
-    """A request without its terminal answer. `record` is None while its prompt is being tokenised."""
+    """A request without its terminal answer. `record` is None while its prompt is being tokenised.
+
+    Its n answers are the sequences with the ids `sequence` … `sequence` + n - 1.
+    """
 
     holder: HolderId
     request: RequestId
     sequence: SequenceId
     arrived_s: float  # monotonic
+    num_samples: int = 1
     record: Record | None = None
     tokenising: asyncio.Task[None] | None = None  # beside the loop
 
@@ -89,7 +93,7 @@ class TextActor:
         self._engine: EngineUp | None = None
         self._health = Health(EngineState.STARTING, "starting")
         self._holders: dict[HolderId, None] = {}  # in order of arrival
-        self._open: dict[SequenceId, _Open] = {}
+        self._open: dict[SequenceId, _Open] = {}  # by each sequence
         self._by_request: dict[tuple[HolderId, RequestId], SequenceId] = {}
         self._touched: dict[SequenceId, None] = {}  # records with something to say, in order
         self._outputs: dict[HolderId, list[Output]] = {}
@@ -166,6 +170,8 @@ class TextActor:
         try:
             limits, tokenizer = self._admit()
             checked = check_request(request, tokenizer, limits)
+            if checked.params.n > 1:
+                self._add_samples(self._open[sequence], checked.params.n)
             if takes_long(checked.prompt):
                 assert self._tasks is not None
                 beside = self._tokenise_beside(sequence, checked, tokenizer, limits)
@@ -183,9 +189,22 @@ class TextActor:
             raise EngineUnavailable("the engine is down; the server's log says why")
         if self._engine is None or self._limits is None or self._tokenizer is None:
             raise EngineUnavailable("the engine is not ready; try again in a moment")
-        if len(self._open) > self._config.queue_limit + self._config.max_running:
-            raise QueueFull("the queue is full; try again later")
+        self._refuse_full(self._limits)
         return self._limits, self._tokenizer
+
+    def _refuse_full(self, limits: RequestLimits) -> None:
+        """Raises QueueFull when more sequences are open than are taken at a time."""
+        if len(self._open) > limits.sequences:
+            raise QueueFull("the queue is full; try again later")
+
+    def _add_samples(self, entry: _Open, n: int) -> None:
+        """The request's other sequences: they count against the queue's limit, too. Raises QueueFull."""
+        entry.num_samples = n
+        self._next_sequence = entry.sequence + n
+        for id in _sequences(entry):
+            self._open[id] = entry
+        if self._limits is not None:
+            self._refuse_full(self._limits)
 
     async def _tokenise_beside(
         self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
@@ -217,8 +236,10 @@ class TextActor:
         entry = self._open[id]
         assert self._tokenizer is not None
         entry.record = Record(entry.request, accepted, self._tokenizer, entry.arrived_s)
-        if not self._tell_scheduler(accepted.sequence(id, entry.arrived_s)):
-            self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+        for index, sequence in enumerate(_sequences(entry)):
+            if not self._tell_scheduler(accepted.sequence(sequence, entry.arrived_s, index)):
+                self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+                return
 
     def _tell_scheduler(self, message: TextToScheduler) -> bool:
         """The mailbox is far larger than the queue limit: it refuses only when the scheduler is stuck or gone."""
@@ -237,18 +258,34 @@ class TextActor:
             entry = self._open.get(started.id)
             if entry is not None and entry.record is not None:
                 entry.record.on_started(started, now_s)
-                self._touched[started.id] = None
+                self._touched[entry.sequence] = None
+        self._on_logprobs(progress)
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             entry = self._open.get(id)
             if entry is None or entry.record is None:
                 continue
-            entry.record.on_token(token)
-            self._touched[id] = None
+            try:
+                entry.record.on_token(token, id - entry.sequence)
+            except Exception:
+                self._fault(id)
+                continue
+            self._touched[entry.sequence] = None
         for ended in progress.ended:
             entry = self._open.get(ended.id)
             if entry is not None and entry.record is not None:
-                entry.record.on_end(ended.reason)
-                self._touched[ended.id] = None
+                entry.record.on_end(ended.reason, ended.id - entry.sequence)
+                self._touched[entry.sequence] = None
+
+    def _on_logprobs(self, progress: Progress) -> None:
+        """They are told before their tokens."""
+        for told in progress.prompt_logprobs:
+            entry = self._open.get(told.id)
+            if entry is not None and entry.record is not None:
+                entry.record.on_prompt_logprobs(told.logprobs)
+        for told in progress.logprobs:
+            entry = self._open.get(told.id)
+            if entry is not None and entry.record is not None:
+                entry.record.on_logprobs(told.logprobs, told.id - entry.sequence)
 
     def _flush(self) -> None:
         """Sends what the records have to say: one message per holder."""
@@ -257,11 +294,13 @@ class TextActor:
             if entry is None or entry.record is None:
                 continue
             try:
-                outputs = (entry.record.take_started(), entry.record.take_output())
+                outputs = entry.record.take_outputs()
             except Exception:
                 self._fault(id)
                 continue
-            self._outputs.setdefault(entry.holder, []).extend(output for output in outputs if output is not None)
+            self._outputs.setdefault(entry.holder, []).extend(outputs)
+            for index in entry.record.take_aborts():
+                self._tell_scheduler(Abort(SequenceId(id + index)))
             if entry.record.closed:
                 self._close(entry)
         self._touched.clear()
@@ -282,12 +321,14 @@ class TextActor:
         self._outputs.setdefault(entry.holder, []).append(Failed(entry.request, status, message))
         self._close(entry)
         if entry.record is not None:
-            self._tell_scheduler(Abort(id))
+            for sequence in _sequences(entry):
+                self._tell_scheduler(Abort(sequence))
 
     def _close(self, entry: _Open) -> None:
         if entry.tokenising is not None:
             entry.tokenising.cancel()  # what still waits for a thread never gets one
-        del self._open[entry.sequence]
+        for id in _sequences(entry):
+            self._open.pop(id, None)
         del self._by_request[entry.holder, entry.request]
 
     # ── holders and the engine's state ───────────────────────────────────────────────────────────────────────────
@@ -303,7 +344,7 @@ class TextActor:
 
     def _on_holder_gone(self, holder: HolderId) -> None:
         self._holders.pop(holder, None)
-        for id in [id for id, entry in self._open.items() if entry.holder == holder]:
+        for id in [id for (owner, _), id in self._by_request.items() if owner == holder]:
             self._end(id, Status.CANCELLED, "the client is gone")
         self._outputs.pop(holder, None)
 
@@ -315,13 +356,15 @@ class TextActor:
             context_tokens=self._context_tokens,
             pool_tokens=pool_tokens,
             allow_client_template=self._config.allow_client_template,
+            allow_control_tokens=self._config.allow_control_tokens,
             priorities=self._config.policy == "priority",
+            sequences=self._config.queue_limit + self._config.max_running,
         )
         self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
 
     def _on_engine_down(self) -> None:
         self._engine = None
-        for id in list(self._open):
+        for id in list(self._by_request.values()):
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(None))
@@ -360,7 +403,7 @@ class TextActor:
         known = gauges or Gauges(0, 0, 0, 0, 0, 0, 0)
         return Stats(
             state=self._health.state,
-            open_requests=len(self._open),
+            open_requests=len(self._by_request),
             waiting=known.waiting,
             running=known.running,
             free_slots=known.free_slots,
@@ -375,6 +418,11 @@ class TextActor:
             evicted_pages=known.evicted_pages,
             retractions=known.retractions,
         )
+
+
+def _sequences(entry: _Open) -> list[SequenceId]:
+    """Of its answers, in their order."""
+    return [SequenceId(entry.sequence + index) for index in range(entry.num_samples)]
 
 
 def _draw_seed() -> int:

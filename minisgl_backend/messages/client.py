@@ -22,7 +22,7 @@ PROTOCOL = 1
 class FinishReason(StrEnum):
     """Why a sequence ended, in the words clients know."""
 
-    STOP = "stop"  # an end-of-sequence token
+    STOP = "stop"  # an end-of-sequence token, one of stop_token_ids, or a stop string
     LENGTH = "length"  # max_tokens, or the context or pool is full
 
 
@@ -59,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     messages: bytes | None = None  # a chat: JSON as it came
     tools: bytes | None = None  # JSON as it came
     timeout_us: int = 0  # from arrival to the end of the answer; 0: none
+    return_cumulative_logprob: bool = False  # logprobs of the tokens are computed although no parameter asks for them
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -92,25 +93,43 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     num_cached_tokens: int  # of them, those whose K/V was found in the cache
     queue_ms: float  # from arrival to the first step
     ttft_ms: float  # from arrival to the first token
+    num_samples: int = 1  # answers to the prompt (n)
+    prompt_ids: bytes = b""  # packed int32, when the request asks for token ids
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt_logprobs"):
+    """Those of the prompt, once, when the request asks for them: before the end, and after Started."""
+
+    id: RequestId
+    logprobs: bytes  # JSON: [null, {token id: {"logprob", "rank", "decoded_token"}, …}, …], an entry per prompt token
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
-    """A piece of a streamed answer. The pieces of an answer joined are its text; a piece may be empty."""
+    """A piece of one of a request's answers, most often the only one. The pieces of an answer joined are its text; a
+    piece may be empty. Without streaming each answer is one piece, and all come at the end.
+    """
 
     id: RequestId
     text: str
-    tokens: bytes  # packed int32: the output tokens this piece stands for
+    tokens: bytes  # packed int32: the output tokens that came since the last piece; text of theirs may be held back
+    index: int = 0  # of the answer, 0 … num_samples - 1
+    reason: FinishReason | None = None  # set on an answer's last piece, unless that is the Finished
+    logprobs: bytes = b""  # JSON, as in PromptLogprobs, an entry per token in `tokens`; empty: nobody asked
+    logprob: float = 0.0  # the sum of those of the tokens in `tokens`, where they are computed
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The last piece of an answer that ended well. Without streaming it is the whole answer."""
+    """The last piece of the last answer to end: the request ended well. All else is as in Chunk."""
 
     id: RequestId
     text: str
-    tokens: bytes  # packed int32, as in Chunk; an end-of-sequence token that ended the answer is included
+    tokens: bytes  # an end-of-sequence token that ended the answer is included
     reason: FinishReason
     num_input_tokens: int
-    num_output_tokens: int  # all output tokens of the request, the end-of-sequence token included
+    num_output_tokens: int  # all output tokens of the request, end-of-sequence tokens included
+    index: int = 0
+    logprobs: bytes = b""
+    logprob: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -121,7 +140,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str  # for the client: no path, no traceback
 
 
-Output = Started | Chunk | Finished | Failed
+Output = Started | PromptLogprobs | Chunk | Finished | Failed
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

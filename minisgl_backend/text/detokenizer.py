@@ -2,9 +2,10 @@
 
 Where it stands in the flow: one Detokenizer per answer, owned by the answer's record (`text/record.py`).
 
-The text of an answer is the UTF-8 reading of its tokens' bytes, special tokens left out, every wrong byte sequence
-replaced by U+FFFD (one per maximal subpart, as Unicode 3.9 recommends and Python and Rust do). The pieces joined are
-that text, however the tokens are cut into pieces, and so what was sent is always a prefix of it. Four rules:
+The text of an answer is the UTF-8 reading of its tokens' bytes, special tokens left out unless they are asked for,
+nothing put in between, every wrong byte sequence replaced by U+FFFD (one per maximal subpart, as Unicode 3.9 recommends
+and Python and Rust do). The pieces joined are that text, however the tokens are cut into pieces, and so what was sent
+is always a prefix of it. Four rules:
 
 1. Bytes that may still become a character wait, at most three of them; a sequence that can not is U+FFFD at once.
 2. An answer that ends within a character ends with one U+FFFD, streamed or not: the reader sees that it was cut.
@@ -28,9 +29,9 @@ class Detokenizer:
 
     __slots__ = ("_prompt_character", "_strip_space", "_table", "_tail")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         """prompt_ids: the tokens before the answer; read from the end until three bytes of text are found."""
-        self._table = tokenizer.shown_bytes
+        self._table = tokenizer.shown_bytes if skip_special_tokens else tokenizer.all_bytes
         before = b""
         for token in reversed(prompt_ids):
             before = self._table[token] + before
@@ -66,9 +67,11 @@ class Detokenizer:
         return text
 
 
-def decode(tokenizer: Tokenizer, token_ids: Iterable[int], prompt_ids: Sequence[int] = ()) -> str:
+def decode(
+    tokenizer: Tokenizer, token_ids: Iterable[int], prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+) -> str:
     """The whole text of an answer at once: what the pieces of its stream join to."""
-    detokenizer = Detokenizer(tokenizer, prompt_ids)
+    detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens)
     return detokenizer.push(token_ids) + detokenizer.finish()
 
 

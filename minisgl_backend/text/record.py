@@ -3,24 +3,27 @@
 Where it stands in the flow: made by the text actor when a request is accepted, fed from the scheduler's Progress,
 emptied by the actor into Outputs for the holder. A plain state machine, without a loop, a clock or a lock:
 
-    open ── on_end / fail (the first wins) ──► ended ── take_output gives the terminal output ──► closed
+    open ── the last answer ends / fail (the first wins) ──► ended ── take_outputs gives the terminal output ──► closed
 
-Time is an argument. Tokens pile up until `take_output` is called; one call turns them into one output, however many
-they are.
+A request has n answers (`text/sample.py`), each a sequence of the scheduler's; what goes wrong with one of them ends
+all. Time is an argument. Tokens pile up until `take_outputs` is called; one call turns those of an answer into one
+output, however many they are.
 """
 
 from __future__ import annotations
 
-from array import array
-
 from minisgl_backend.errors import DeadlineExceeded, RequestCancelled, RequestError, SequenceFailed
 from minisgl_backend.messages import engine
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, Started
+from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, PromptLogprobs, Started
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
+from minisgl_backend.messages.plan import Logprobs
+from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
+from minisgl_backend.text.logprobs import Row, rows, to_json
 from minisgl_backend.text.request import Accepted
+from minisgl_backend.text.sample import Piece, Sample
+from minisgl_backend.text.stops import StopFinder, StopStrings
 from minisgl_backend.text.tokenizer import Tokenizer
 
 
@@ -29,15 +32,16 @@ class Record:
 
     __slots__ = (
         "_arrived_s",
-        "_detokenizer",
-        "_end",
-        "_fresh",
+        "_error",
         "_input_tokens",
-        "_output_tokens",
-        "_prefix",
+        "_live",
+        "_prompt_ids",
+        "_prompt_rows",
+        "_samples",
         "_started",
-        "_stops",
         "_stream",
+        "_tell_prompt",
+        "_tokenizer",
         "closed",
         "request_id",
     )
@@ -45,46 +49,62 @@ class Record:
     def __init__(self, request_id: RequestId, accepted: Accepted, tokenizer: Tokenizer, arrived_s: float) -> None:
         """arrived_s: when the request came, on the monotonic clock."""
         self.request_id = request_id
-        self._arrived_s = arrived_s
+        self._arrived_s: float | None = arrived_s  # None: told with the Started
         self.closed = False  # the terminal output was taken
         self._stream = accepted.stream
-        self._stops = accepted.stop_token_ids
-        self._prefix = accepted.prompt_text
+        self._tokenizer = tokenizer
         self._input_tokens = accepted.num_input_tokens
-        self._output_tokens = 0
-        self._detokenizer = Detokenizer(tokenizer, unpack_tokens(accepted.prompt_ids))
-        self._fresh: array[int] = array("i")  # output tokens not yet in any output
+        self._prompt_ids = accepted.prompt_ids if accepted.return_token_ids else b""
+        self._samples = _samples(accepted, tokenizer)
+        self._live = dict.fromkeys(range(accepted.num_samples))  # answers that the scheduler has not let go
         self._started: Started | None = None  # told by the scheduler, and not taken yet
-        self._end: FinishReason | RequestError | None = None
+        self._tell_prompt = accepted.tell_prompt_logprobs
+        self._prompt_rows: dict[int, Row] = {}  # by position, until they are all there
+        self._error: RequestError | None = None
 
     @property
     def ended(self) -> bool:
         """Nothing can change the answer any more."""
-        return self._end is not None
+        return self._error is not None or all(sample.reason is not None for sample in self._samples)
 
     def on_started(self, event: engine.Started, now_s: float) -> None:
-        """The first token is here. Ignored once ended, as tokens are."""
-        if self._end is None:
+        """The first token is here, of one of the answers. Ignored once ended, as tokens are."""
+        if self._error is None and self._arrived_s is not None:
+            arrived_s, self._arrived_s = self._arrived_s, None
             self._started = Started(
                 id=self.request_id,
                 num_input_tokens=self._input_tokens,
                 num_cached_tokens=event.cached_tokens,
-                queue_ms=max(0.0, event.planned_s - self._arrived_s) * 1e3,
-                ttft_ms=max(0.0, now_s - self._arrived_s) * 1e3,
+                queue_ms=max(0.0, event.planned_s - arrived_s) * 1e3,
+                ttft_ms=max(0.0, now_s - arrived_s) * 1e3,
+                num_samples=len(self._samples),
+                prompt_ids=self._prompt_ids,
             )
 
-    def on_token(self, token: int) -> None:
-        """One output token. Ignored once ended: a cancel may overtake tokens on their way."""
-        if self._end is None:
-            self._fresh.append(token)
+    def on_prompt_logprobs(self, told: Logprobs) -> None:
+        """Of some of the prompt's tokens; after a retraction they may come again. Before the first token."""
+        if self._tell_prompt:
+            self._prompt_rows.update(enumerate(rows(told), told.position))
 
-    def on_end(self, reason: EndReason) -> None:
-        """The scheduler let the sequence go. Ignored once ended."""
+    def on_logprobs(self, told: Logprobs, index: int = 0) -> None:
+        """Of the tokens of an answer that come next."""
+        self._samples[index].on_logprobs(told)
+
+    def on_token(self, token: int, index: int = 0) -> None:
+        """One output token. Ignored once ended: a cancel may overtake tokens on their way."""
+        if self._error is None:
+            self._samples[index].on_token(token)
+
+    def on_end(self, reason: EndReason, index: int = 0) -> None:
+        """The scheduler let the sequence of an answer go. Ignored once ended."""
+        self._live.pop(index, None)
+        if self._samples[index].reason is not None:
+            return
         match reason:
             case EndReason.STOP:
-                self._finish(FinishReason.STOP)
+                self._samples[index].on_end(FinishReason.STOP)
             case EndReason.LENGTH:
-                self._finish(FinishReason.LENGTH)
+                self._samples[index].on_end(FinishReason.LENGTH)
             case EndReason.ABORT:
                 self.fail(RequestCancelled("the request was cancelled"))
             case EndReason.FAILED:
@@ -94,53 +114,77 @@ class Record:
 
     def fail(self, error: RequestError) -> None:
         """Ends the request with an error, from wherever it comes. Ignored once ended."""
-        if self._end is None:
-            self._end = error
+        if not self.ended:
+            self._error = error
 
-    def take_started(self) -> Started | None:
-        """What is known with the first token, once; to be sent before `take_output`. None before and after."""
-        started, self._started = self._started, None
-        return None if self.closed else started
+    def take_aborts(self) -> list[int]:
+        """Answers that have ended here while the scheduler still works on them: it has to be told, once."""
+        if self._error is not None:
+            over = list(self._live)
+        else:
+            over = [index for index in self._live if self._samples[index].reason is not None]
+        for index in over:
+            del self._live[index]
+        return over
 
-    def take_output(self) -> Output | None:
-        """What there is to send now, or None. After the terminal output always None.
+    def take_outputs(self) -> list[Output]:
+        """What there is to send now, in order. After the terminal output always nothing.
 
-        Streaming: a Chunk with all that piled up; its text may be empty while bytes wait for their character.
+        Streaming: a Chunk of each answer with all that piled up; its text may be empty while bytes wait for their
+        character, or characters for the end of a stop string.
         """
         if self.closed:
-            return None
-        if isinstance(self._end, RequestError):
+            return []
+        outputs: list[Output] = []
+        if self._started is not None:
+            outputs.append(self._started)
+            self._started = None
+        if self._error is not None:
             self.closed = True
-            return Failed(self.request_id, self._end.status, str(self._end))
-        if self._end is not None:
-            return self._last_output(self._end)
-        if not self._stream or not self._fresh:
-            return None
-        tokens = self._take_fresh()
-        return Chunk(self.request_id, self._text_of(tokens), pack_tokens(tokens))
+            return [*outputs, Failed(self.request_id, self._error.status, str(self._error))]
+        if self._tell_prompt and len(self._prompt_rows) >= self._input_tokens - 1 and self._samples[0].num_tokens:
+            outputs.append(self._take_prompt_logprobs())
+        if self._stream or self.ended:
+            outputs += [self._output(index) for index, sample in enumerate(self._samples) if sample.has_news]
+        return outputs
 
-    def _finish(self, reason: FinishReason) -> None:
-        if self._end is None:
-            self._end = reason
-
-    def _last_output(self, reason: FinishReason) -> Finished:
-        self.closed = True
-        tokens = self._take_fresh()
+    def _output(self, index: int) -> Chunk | Finished:
+        piece = self._samples[index].take()
+        self.closed = all(sample.taken for sample in self._samples)
+        if not self.closed or piece.reason is None:
+            return self._chunk(piece, index)
         return Finished(
             id=self.request_id,
-            text=self._prefix + self._text_of(tokens) + self._detokenizer.finish(),
-            tokens=pack_tokens(tokens),
-            reason=reason,
+            text=piece.text,
+            tokens=piece.tokens,
+            reason=piece.reason,
             num_input_tokens=self._input_tokens,
-            num_output_tokens=self._output_tokens,
+            num_output_tokens=sum(sample.num_tokens for sample in self._samples),
+            index=index,
+            logprobs=piece.logprobs,
+            logprob=piece.logprob,
         )
 
-    def _take_fresh(self) -> array[int]:
-        tokens, self._fresh = self._fresh, array("i")
-        self._output_tokens += len(tokens)
-        return tokens
+    def _chunk(self, piece: Piece, index: int) -> Chunk:
+        return Chunk(self.request_id, piece.text, piece.tokens, index, piece.reason, piece.logprobs, piece.logprob)
 
-    def _text_of(self, tokens: array[int]) -> str:
-        """A stop token ends the sequence, so it can only be the last; it counts, but is not shown."""
-        stopped = bool(tokens) and tokens[-1] in self._stops
-        return self._detokenizer.push(tokens[:-1] if stopped else tokens)
+    def _take_prompt_logprobs(self) -> PromptLogprobs:
+        told, self._prompt_rows, self._tell_prompt = self._prompt_rows, {}, False
+        each = (told.get(position) for position in range(self._input_tokens))
+        return PromptLogprobs(self.request_id, to_json(each, self._tokenizer))
+
+
+def _samples(accepted: Accepted, tokenizer: Tokenizer) -> list[Sample]:
+    """What they share is made once: the reading of the prompt's end, and the automaton of the stop strings."""
+    strings = StopStrings(accepted.stop) if accepted.stop else None
+    prompt = unpack_tokens(accepted.prompt_ids)
+    return [
+        Sample(
+            accepted.reading,
+            tokenizer,
+            Detokenizer(tokenizer, prompt, accepted.skip_special_tokens),
+            None if strings is None else StopFinder(strings, accepted.reading.show_stop),
+            accepted.prompt_text,
+        )
+        for _ in range(accepted.num_samples)
+    ]

@@ -20,11 +20,13 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import SequenceId
-from minisgl_backend.messages.sampling import Sampling
+from minisgl_backend.messages.sampling import NO_LOGPROBS, Sampling
 from minisgl_backend.messages.tokens import count_tokens
 from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.parameters import SamplingParams, parse_parameters, resolve_sampling
-from minisgl_backend.text.prompt import Prompt, TextPrompt, prompt_ids, read_prompt
+from minisgl_backend.text.parameters import SamplingParams, parse_parameters
+from minisgl_backend.text.prompt import Prompt, TextPrompt, kept_tokens, prompt_ids, read_prompt
+from minisgl_backend.text.sample import Reading
+from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
 from minisgl_backend.text.tokenizer import Tokenizer
 
 
@@ -36,17 +38,24 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     timeout_s: float | None  # from arrival to the end of the answer
     stream: bool
-    echo_prompt: bool  # the prompt stands in front of the text of the answer
+    echo_prompt: bool  # the prompt stands in front of the text of each answer
+    cumulative_logprob: bool  # logprobs are computed although no parameter asks for them
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     """A request that will run."""
 
     prompt_ids: bytes  # packed int32, 1 … RequestLimits.prompt_tokens ids, each below the vocabulary's size
-    prompt_text: str  # stands in front of the answer's text; empty unless the prompt is to be echoed
-    sampling: Sampling
+    prompt_text: str  # stands in front of the text of each answer; empty unless the prompt is to be echoed
+    sampling: Sampling  # of the first answer
+    num_samples: int  # ≥ 1
     max_new_tokens: int  # ≥ 1, clipped by the length rule
     stop_token_ids: tuple[int, ...]  # sorted; the model's own ends are not among them with ignore_eos
+    stop: tuple[str, ...]  # none empty
+    reading: Reading
+    skip_special_tokens: bool
+    tell_prompt_logprobs: bool
+    return_token_ids: bool
     priority: int
     timeout_s: float | None
     cache_salt: bytes  # cached prefixes are shared only under the same salt
@@ -56,12 +65,12 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     def num_input_tokens(self) -> int:
         return count_tokens(self.prompt_ids)
 
-    def sequence(self, sequence_id: SequenceId, arrived_s: float) -> Sequence:
-        """What the scheduler gets of it. arrived_s: when the request came, on the monotonic clock."""
+    def sequence(self, sequence_id: SequenceId, arrived_s: float, index: int = 0) -> Sequence:
+        """What the scheduler gets of its index-th answer. arrived_s: when the request came, on the monotonic clock."""
         return Sequence(
             id=sequence_id,
             prompt=self.prompt_ids,
-            sampling=self.sampling,
+            sampling=sample(self.sampling, index),
             max_new_tokens=self.max_new_tokens,
             stop_token_ids=self.stop_token_ids,
             priority=self.priority,
@@ -75,36 +84,54 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
 
     Raises InvalidRequest or UnsupportedFeature, naming the field.
     """
-    params = parse_parameters(request.parameters)
+    params = parse_parameters(request.parameters, limits.defaults)
+    if params.n > limits.sequences:
+        raise InvalidRequest("n", f"must be at most {limits.sequences}, which this server takes at all, got {params.n}")
     prompt = read_prompt(request, params, tokenizer, limits)
-    _check_stop_tokens(params.stop_token_ids, tokenizer.vocab_size)
+    check_ids(params, tokenizer.vocab_size)
     return Checked(
         prompt=prompt,
         params=params,
         priority=_priority(params, limits),
         timeout_s=_timeout_s(request, params),
         stream=request.stream,
-        echo_prompt=_echoes(request, prompt),
+        echo_prompt=_echoes(request, params, prompt),
+        cumulative_logprob=request.return_cumulative_logprob,
     )
 
 
 def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw_seed: Callable[[], int]) -> Accepted:
-    """Encodes the prompt and applies the length rule. Slow for long texts and chats: may run in a thread.
+    """Encodes the prompt and the bad words, and applies the length rule. Slow for long texts and chats: may run in a
+    thread.
 
     draw_seed: gives 0 … 2**63 - 1; called once, and only when the request names no seed.
-    Raises InvalidRequest or UnsupportedFeature naming the prompt's field.
+    Raises InvalidRequest or UnsupportedFeature naming the field.
     """
-    ids = prompt_ids(checked.prompt, tokenizer, limits)
     params = checked.params
+    ids = prompt_ids(checked.prompt, tokenizer, limits, kept_tokens(params, limits))
     seed = draw_seed() if params.seed is None else params.seed
     echoed = checked.prompt if checked.echo_prompt else None
-    own_ends = () if params.ignore_eos else tokenizer.eos_token_ids
+    ends = _ends(params, tokenizer)
+    rules = token_rules(params, tokenizer, ends)
+    sampling = resolve_sampling(params, tokenizer.vocab_size, seed, rules, checked.cumulative_logprob)
     return Accepted(
         prompt_ids=ids,
         prompt_text=echoed.text if isinstance(echoed, TextPrompt) else "",
-        sampling=resolve_sampling(params, tokenizer.vocab_size, seed),
+        sampling=sampling,
+        num_samples=params.n,
         max_new_tokens=min(params.max_tokens, limits.sequence_tokens - count_tokens(ids)),
-        stop_token_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
+        stop_token_ids=ends,
+        stop=tuple(params.stop),
+        reading=Reading(
+            stop_token_ids=frozenset(ends),
+            show_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+            computes_logprobs=sampling.logprobs != NO_LOGPROBS,
+            tells_logprobs=params.logprobs is not None,
+        ),
+        skip_special_tokens=params.skip_special_tokens,
+        tell_prompt_logprobs=params.prompt_logprobs is not None,
+        return_token_ids=params.return_token_ids,
         priority=checked.priority,
         timeout_s=checked.timeout_s,
         cache_salt=params.cache_salt.encode(),
@@ -112,24 +139,26 @@ def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw
     )
 
 
-def _echoes(request: Request, prompt: Prompt) -> bool:
+def _ends(params: SamplingParams, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that end an answer, sorted. Files of a model may name more than it has."""
+    own = () if params.ignore_eos else (i for i in tokenizer.eos_token_ids if i < tokenizer.vocab_size)
+    return tuple(sorted({*own, *params.stop_token_ids}))
+
+
+def _echoes(request: Request, params: SamplingParams, prompt: Prompt) -> bool:
     """Whether the prompt stands in front of the answer: by default it does, unless streamed, and only a text can."""
     field, exclude = "exclude_input_in_output", request.exclude_input_in_output
-    if request.stream and exclude is False:
+    if params.echo is not None and exclude is params.echo:
+        raise InvalidRequest("echo", f"says one thing and {field} another")
+    if request.stream and exclude is False and not params.echo:
         raise InvalidRequest(field, "must not be false when stream is true")
-    if not isinstance(prompt, TextPrompt):
-        if exclude is False:
-            raise InvalidRequest(field, f"must not be false with {prompt.field}: only text_input can be echoed")
-        return False
-    return not request.stream and not exclude
-
-
-def _check_stop_tokens(ids: tuple[int, ...], vocab_size: int) -> None:
-    for place, token in enumerate(ids):
-        if token >= vocab_size:
-            raise InvalidRequest(
-                "stop_token_ids", f"must be from 0 to {vocab_size - 1}, got {token} at position {place}"
-            )
+    if isinstance(prompt, TextPrompt):
+        return params.echo if params.echo is not None else not request.stream and not exclude
+    if exclude is False:
+        raise InvalidRequest(field, f"must not be false with {prompt.field}: only text_input can be echoed")
+    if params.echo:
+        raise InvalidRequest("echo", f"must not be true with {prompt.field}: only text_input can be echoed")
+    return False
 
 
 def _priority(params: SamplingParams, limits: RequestLimits) -> int:

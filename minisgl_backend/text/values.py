@@ -114,6 +114,48 @@ def token_ids(field: str, value: Any, most: int) -> tuple[int, ...]:
     return tuple(value)
 
 
+def words(field: str, value: Any, most: int, most_chars: int) -> tuple[str, ...]:
+    """A string, which is one word whatever it holds, or a list of strings. An empty string is no word; each stands
+    once.
+    """
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        raise InvalidRequest(field, f"must be a string or a list of strings, got {shown(value)}")
+    for place, word in enumerate(value):
+        if not isinstance(word, str):
+            raise InvalidRequest(field, f"must hold strings, got {shown(word)} at position {place}")
+    found = tuple(dict.fromkeys(word for word in value if word))
+    if len(found) > most:
+        raise InvalidRequest(field, f"must hold at most {most} strings, got {len(found)}")
+    if (chars := sum(map(len, found))) > most_chars:
+        raise InvalidRequest(field, f"must hold at most {most_chars} characters, got {chars}")
+    refuse_surrogates(field, list(found))
+    return found
+
+
+_TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+def biases(field: str, value: Any, most: int, limit: float) -> dict[int, float]:
+    """An object of token ids (JSON has strings for keys) and numbers in [-limit, limit], or a string that holds one."""
+    given = read_object(field, value)
+    if len(given) > most:
+        raise InvalidRequest(field, f"must hold at most {most} tokens, got {len(given)}")
+    found: dict[int, float] = {}
+    for key, bias in given.items():
+        token = int(key) if _TOKEN_ID.fullmatch(key) else -1
+        if not 0 <= token <= MAX_INT:
+            raise InvalidRequest(field, f"must have token ids for keys, got {shown(key)}")
+        amount = number(bias)
+        if amount is None or not -limit <= amount <= limit:
+            raise InvalidRequest(field, f"must hold numbers in [{-limit:g}, {limit:g}], got {shown(bias)} for {token}")
+        if token in found:
+            raise InvalidRequest(field, f"names the token {token} twice")
+        found[token] = float(amount)
+    return found
+
+
 def read_object(field: str, value: Any) -> dict[str, Any]:
     """A JSON object, given as such or as a string that holds one."""
     if isinstance(value, str):

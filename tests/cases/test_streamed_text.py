@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fakes.text_requests import feed, validate_request
+from fakes.text_requests import feed, take_output, validate_request
 from fakes.tokenizers import ids_of_bytes
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, Request
 from minisgl_backend.messages.engine import EndReason
@@ -34,11 +34,11 @@ def deltas(tokenizer: Tokenizer, ids: list[int], interval: int = 1, **options: A
     r, texts = record(tokenizer, **options), []
     for start in range(0, len(ids), interval):
         feed(r, ids[start : start + interval])
-        output = r.take_output()
+        output = take_output(r)
         if isinstance(output, Chunk):
             texts.append(output.text)
     r.on_end(EndReason.LENGTH)
-    end = r.take_output()
+    end = take_output(r)
     assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
     return [*texts, end.text]
 
@@ -103,7 +103,7 @@ def test_dt_06_bytes_that_are_never_valid_spoil_only_their_own_answer(tokenizer:
             records[i].on_token(script[step])
             if step == len(script) - 1:
                 records[i].on_end(EndReason.LENGTH)
-            output = records[i].take_output()
+            output = take_output(records[i])
             assert isinstance(output, Chunk | Finished)
             texts[i] += output.text
     assert texts.pop(SequenceId(2)) == bytes.fromhex("80BF80E441F080").decode("utf-8", "replace")

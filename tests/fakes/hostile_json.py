@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from random import Random
 
-from minisgl_backend.text.parameters import _ELSEWHERE, _OFF, _READERS, WORD_LISTS
+from minisgl_backend.text.parameters import _ELSEWHERE, _OFF, READERS
 
 _KEYS = [
-    *_READERS,
-    *_READERS,
-    *_READERS,
+    *READERS,
+    *READERS,
+    *READERS,
     *_OFF,
-    *WORD_LISTS,
     *_ELSEWHERE,
     "tool_choice",
     "",

@@ -23,8 +23,9 @@ from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.serving.parameters import merge_sampling, read_parameters
 from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.parameters import _OFF, WORD_LISTS, SamplingParams, parse_parameters, resolve_sampling
+from minisgl_backend.text.parameters import _OFF, WORD_LISTS, SamplingParams, parse_parameters
 from minisgl_backend.text.request import Accepted
+from minisgl_backend.text.sampling import resolve_sampling
 from minisgl_backend.text.tokenizer import Tokenizer
 
 __all__ = ["byte_level"]

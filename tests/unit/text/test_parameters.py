@@ -16,8 +16,8 @@ from minisgl_backend.text.parameters import (
     WORD_LISTS,
     SamplingParams,
     parse_parameters,
-    resolve_sampling,
 )
+from minisgl_backend.text.sampling import resolve_sampling
 
 
 def parse(**values: Any) -> SamplingParams:
@@ -54,6 +54,21 @@ def test_no_parameters_are_the_defaults_of_vllm() -> None:
         ({"seed": 2**63 - 1}, "seed", 2**63 - 1),
         ({"seed": "9007199254740993"}, "seed", 9007199254740993),
         ({"seed": None}, "seed", None),
+        ({"seed": "-1"}, "seed", None),
+        ({"n": 128, "min_tokens": "16"}, "n", 128),
+        ({"min_p": "1"}, "min_p", 1.0),
+        ({"presence_penalty": -2}, "presence_penalty", -2.0),
+        ({"frequency_penalty": "2.0"}, "frequency_penalty", 2.0),
+        ({"repetition_penalty": 1}, "repetition_penalty", 1.0),
+        ({"logprobs": True}, "logprobs", 1),
+        ({"logprobs": False}, "logprobs", None),
+        ({"logprobs": "20"}, "logprobs", 20),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", 0),
+        ({"allowed_token_ids": "[5, 4]"}, "allowed_token_ids", (5, 4)),
+        ({"truncate_prompt_tokens": "-1"}, "truncate_prompt_tokens", -1),
+        ({"echo": "true"}, "echo", True),
+        ({"skip_special_tokens": "False"}, "skip_special_tokens", False),
+        ({"return_token_ids": 1}, "return_token_ids", True),
         ({"temperature": None}, "temperature", 1.0),
         ({"ignore_eos": True}, "ignore_eos", True),
         ({"ignore_eos": "True"}, "ignore_eos", True),
@@ -108,7 +123,30 @@ def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], f
         (b'{"top_k": Infinity}', "top_k: must be an integer from -1 to 2147483647, got inf"),
         (b'{"max_tokens": NaN}', "max_tokens: must be an integer from 1 to 2147483647, got nan"),
         (b'{"max_tokens": "1e999"}', "max_tokens: must be an integer from 1 to 2147483647, got '1e999'"),
-        (b'{"seed": -1}', "seed: must be an integer from 0 to 9223372036854775807, got -1"),
+        (b'{"seed": -2}', "seed: must be an integer from 0 to 9223372036854775807, got -2"),
+        (b'{"n": 0}', "n: must be an integer from 1 to 128, got 0"),
+        (b'{"n": 5000000}', "n: must be an integer from 1 to 128, got 5000000"),
+        (b'{"n": 2, "temperature": 0}', "n: must be 1 when temperature is 0, where all answers are the same, got 2"),
+        (b'{"min_tokens": 17}', "min_tokens: must be at most max_tokens = 16, got 17"),
+        (b'{"min_tokens": -1}', "min_tokens: must be an integer from 0 to 2147483647, got -1"),
+        (b'{"min_p": 1.01}', "min_p: must be a number in [0, 1], got 1.01"),
+        (b'{"presence_penalty": NaN}', "presence_penalty: must be a number in [-2, 2], got nan"),
+        (b'{"frequency_penalty": -2.1}', "frequency_penalty: must be a number in [-2, 2], got -2.1"),
+        (b'{"repetition_penalty": 0}', "repetition_penalty: must be a number in [0.01, 100], got 0"),
+        (b'{"repetition_penalty": Infinity}', "repetition_penalty: must be a number in [0.01, 100], got inf"),
+        (b'{"logprobs": -1}', "logprobs: must be an integer from 0 to 20, got -1"),
+        (b'{"logprobs": 21}', "logprobs: must be an integer from 0 to 20, got 21"),
+        (b'{"prompt_logprobs": 1000000}', "prompt_logprobs: must be an integer from 0 to 20, got 1000000"),
+        (b'{"top_logprobs": 1000000}', "top_logprobs: is no parameter here: give the number as logprobs"),
+        (b'{"logit_bias": {"cat": -10}}', "logit_bias: must have token ids for keys, got 'cat'"),
+        (b'{"logit_bias": {"-1": 1}}', "logit_bias: must have token ids for keys, got '-1'"),
+        (b'{"logit_bias": {"12": "x"}}', "logit_bias: must hold numbers in [-100, 100], got 'x' for 12"),
+        (b'{"logit_bias": {"12": 100.5}}', "logit_bias: must hold numbers in [-100, 100], got 100.5 for 12"),
+        (b'{"logit_bias": {"1": 1, "01": 1}}', "logit_bias: names the token 1 twice"),
+        (b'{"logit_bias": [1]}', "logit_bias: must be an object, got a list"),
+        (b'{"allowed_token_ids": []}', "allowed_token_ids: must not be empty"),
+        (b'{"truncate_prompt_tokens": 0}', "truncate_prompt_tokens: must be -1 or an integer from 1 to 2147483647"),
+        (b'{"echo": "perhaps"}', "echo: must be true or false, got 'perhaps'"),
         (b'{"seed": 9223372036854775808}', "seed: must be an integer from 0"),
         (b'{"ignore_eos": "maybe"}', "ignore_eos: must be true or false, got 'maybe'"),
         (b'{"ignore_eos": 2}', "ignore_eos: must be true or false, got 2"),
@@ -165,7 +203,7 @@ def test_numbers_and_flags_are_read_from_any_json_form(values: dict[str, Any], f
         ),
         (
             b'{"zzz": 1}',
-            "sampling_parameters: unknown parameter 'zzz'; known are add_generation_prompt, cache_",
+            "sampling_parameters: unknown parameter 'zzz'; docs/parameters.md lists what is known",
         ),
         (b'{"\\ud800": 1}', "sampling_parameters: unknown parameter '\\ud800'"),
         (b'{"' + b"k" * 100_000 + b'": 1}', "sampling_parameters: unknown parameter 'kkkk"),
@@ -188,31 +226,45 @@ def test_a_known_parameter_that_is_not_built_is_refused_unless_it_asks_for_nothi
 
 
 @pytest.mark.parametrize("field", WORD_LISTS)
-def test_words_are_not_built_and_empty_ones_are_none(field: str) -> None:
+def test_words_are_a_string_or_a_list_and_an_empty_one_is_none(field: str) -> None:
+    name = "stop" if field == "stop_words" else field
     for nothing in (None, "", [], ["", ""]):
         assert parse(**{field: nothing}) == SamplingParams()
-    for words in ("END", ["END"], ["", "END"], [0], 0, False, {}):
-        with pytest.raises(UnsupportedFeature, match=f"^{field}: "):
-            parse(**{field: words})
+    assert getattr(parse(**{field: "END"}), name) == ("END",)
+    assert getattr(parse(**{field: '["END"]'}), name) == ('["END"]',), "a string is one word whatever it holds"
+    assert getattr(parse(**{field: ["b", "", "a", "b"]}), name) == ("b", "a")
+    for words in ([0], 0, False, {}, ["a", None], [["a"]]):
+        assert refusal(json.dumps({field: words}).encode()).startswith(f"{field}: must ")
+    assert refusal(json.dumps({field: [str(i) for i in range(300)]}).encode()).startswith(f"{field}: must hold at most")
+    assert refusal(json.dumps({field: "x" * 10_000}).encode()).startswith(f"{field}: must hold at most")
+    assert refusal(json.dumps({field: ["\ud800"]}).encode()).startswith(f"{field}: holds a lone surrogate")
+
+
+def test_stop_words_join_stop() -> None:
+    assert parse(stop="a", stop_words=["b", "a", "c"]).stop == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "expected"),
     [
-        {"n": "1"},
-        {"n": 1.0},
-        {"presence_penalty": "0.0"},
-        {"frequency_penalty": -0.0},
-        {"repetition_penalty": "1.0"},
-        {"skip_special_tokens": "True"},
-        {"use_beam_search": "false"},
+        ({"12": 1.5, "7": -100}, {12: 1.5, 7: -100.0}),
+        ('{"12": "1e1"}', {12: 10.0}),
+        ({}, {}),
     ],
 )
-def test_off_values_are_read_in_any_form_too(values: dict[str, Any]) -> None:
+def test_logit_bias_has_ids_for_keys(values: Any, expected: dict[int, float]) -> None:
+    assert parse(logit_bias=values).logit_bias == expected
+    assert parse_parameters(SamplingParams(logit_bias=expected).to_json()).logit_bias == expected
+
+
+@pytest.mark.parametrize(
+    "values", [{"n": "1"}, {"n": 1.0}, {"presence_penalty": "0.0"}, {"use_beam_search": "false"}, {"best_of": "1.0"}]
+)
+def test_values_that_ask_for_nothing_are_read_in_any_form(values: dict[str, Any]) -> None:
     assert parse(**values) == SamplingParams()
 
 
-@pytest.mark.parametrize("values", [{"n": True}, {"min_p": False}, {"echo": 0}, {"skip_special_tokens": False}])
+@pytest.mark.parametrize("values", [{"best_of": True}, {"top_logprobs": False}, {"detokenize": False}])
 def test_an_off_value_of_another_type_is_not_off(values: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFeature):
         parse(**values)
@@ -225,6 +277,9 @@ def test_an_off_value_of_another_type_is_not_off(values: dict[str, Any]) -> None
         SamplingParams(max_tokens=3, temperature=0.1, top_k=7, top_p=0.3, seed=2**63 - 1, ignore_eos=True),
         SamplingParams(temperature=1e-300, top_k=-1),
         SamplingParams(stop_token_ids=(5, 6), priority=-3, deadline_ms=0.5),
+        SamplingParams(n=3, stop=("a", "b"), bad_words=("x",), logit_bias={3: -1.0}, allowed_token_ids=(3, 4)),
+        SamplingParams(logprobs=0, prompt_logprobs=20, echo=True, truncate_prompt_tokens=-1, min_tokens=16, min_p=0.5),
+        SamplingParams(presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=1.1, skip_special_tokens=False),
         SamplingParams(add_generation_prompt=False, chat_template_kwargs={"a": None}, chat_template="x"),
     ],
 )

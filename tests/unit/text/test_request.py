@@ -93,8 +93,8 @@ def test_zero_bytes_are_text(tokenizer: Tokenizer) -> None:
 
 
 def test_bad_parameters_are_refused_before_the_prompt_is_looked_at(byte_level: Tokenizer) -> None:
-    with pytest.raises(UnsupportedFeature, match=r"^stop: "):
-        check_request(request(b"\xff", b'{"stop": "END"}'), byte_level, LIMITS)
+    with pytest.raises(InvalidRequest, match=r"^stop: "):
+        check_request(request(b"\xff", b'{"stop": 5}'), byte_level, LIMITS)
 
 
 def test_the_smaller_of_context_and_pool_is_named(byte_level: Tokenizer) -> None:

@@ -1,0 +1,133 @@
+"""One of the n answers of a request: its tokens in, its text and logprobs out, until it ends.
+
+Where it stands in the flow: owned by the request's record (`text/record.py`). Tokens pass the detokeniser, then the
+stop strings. Without stop strings they pile up and are read when somebody takes the piece; with them each is read as
+it comes, since it may be the last.
+
+A stop string ends the answer with the token that completes it. That token is the last of the answer's ids, logprobs
+and usage, also where its text is cut in part or whole.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+import msgspec
+
+from minisgl_backend.messages.client import FinishReason
+from minisgl_backend.messages.plan import Logprobs
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.text.detokenizer import Detokenizer
+from minisgl_backend.text.logprobs import Row, own_logprob, rows, to_json
+from minisgl_backend.text.stops import StopFinder
+from minisgl_backend.text.tokenizer import Tokenizer
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of an answer are read."""
+
+    stop_token_ids: frozenset[int]  # one of them is the last token
+    show_stop: bool  # the stop string or token that ended the answer is shown
+    min_tokens: int  # no stop string ends within the text of so many
+    computes_logprobs: bool  # every token comes with a row
+    tells_logprobs: bool  # and the client reads them
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What came since the last one. The fields are those of messages.client.Chunk."""
+
+    text: str
+    tokens: bytes
+    reason: FinishReason | None
+    logprobs: bytes
+    logprob: float
+
+
+class Sample:
+    """Owned by one record."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_finder",
+        "_fresh",
+        "_reading",
+        "_rows",
+        "_text",
+        "_tokenizer",
+        "_told",
+        "num_tokens",
+        "reason",
+        "taken",
+    )
+
+    def __init__(
+        self, reading: Reading, tokenizer: Tokenizer, detokenizer: Detokenizer, finder: StopFinder | None, prefix: str
+    ) -> None:
+        """prefix: text in front of the answer."""
+        self.num_tokens = 0
+        self.reason: FinishReason | None = None  # set: the answer has ended
+        self.taken = False  # its last piece was taken
+        self._reading = reading
+        self._tokenizer = tokenizer
+        self._detokenizer = detokenizer
+        self._finder = finder
+        self._text = prefix  # not taken yet
+        self._fresh: array[int] = array("i")  # tokens not taken yet; without a finder not read yet either
+        self._told: deque[Row] = deque()  # of tokens that have not come yet
+        self._rows: list[Row] = []  # of the fresh tokens
+
+    @property
+    def has_news(self) -> bool:
+        """There is a piece to take."""
+        return not self.taken and (bool(self._fresh) or self.reason is not None)
+
+    def on_logprobs(self, told: Logprobs) -> None:
+        """Of tokens that come next. Ignored once ended."""
+        if self.reason is None:
+            self._told.extend(rows(told))
+
+    def on_token(self, token: int) -> None:
+        """Ignored once ended: the scheduler may be some steps ahead."""
+        if self.reason is not None:
+            return
+        self._fresh.append(token)
+        self.num_tokens += 1
+        if self._reading.computes_logprobs:
+            self._rows.append(self._told.popleft())
+        if self._finder is not None and self._is_shown(token):
+            may_stop = self.num_tokens > self._reading.min_tokens
+            text, stopped = self._finder.push(self._detokenizer.push((token,)), may_stop)
+            self._text += text
+            if stopped:
+                self.reason = FinishReason.STOP
+
+    def on_end(self, reason: FinishReason) -> None:
+        """No more tokens. Ignored once ended."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if self._finder is not None:
+            self._text += self._finder.finish() + self._detokenizer.finish()
+
+    def take(self) -> Piece:
+        """What is fresh; after the end the last piece."""
+        fresh, self._fresh = self._fresh, array("i")
+        told, self._rows = self._rows, []
+        text, self._text = self._text, ""
+        if self._finder is None:
+            text += self._detokenizer.push(fresh if not fresh or self._is_shown(fresh[-1]) else fresh[:-1])
+            if self.reason is not None:
+                text += self._detokenizer.finish()
+        self.taken = self.reason is not None
+        return Piece(
+            text=text,
+            tokens=pack_tokens(fresh),
+            reason=self.reason,
+            logprobs=to_json(told, self._tokenizer) if self._reading.tells_logprobs else b"",
+            logprob=sum(map(own_logprob, told)),
+        )
+
+    def _is_shown(self, token: int) -> bool:
+        """A stop token ends the sequence, so it can only be the last; it counts, but is mostly not shown."""
+        return self._reading.show_stop or token not in self._reading.stop_token_ids
