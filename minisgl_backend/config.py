@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
     threads: int = 0  # of the worker's math library; 0: one per core this process may use
+    generation_config: Literal["auto", "none"] = "auto"  # the model's own defaults of sampling, or vLLM's alone
     allow_client_template: bool = False  # a chat may bring its own template: code of strangers, in a sandbox
     allow_control_tokens: bool = False  # control tokens that a chat's messages spell out are taken as such
     lease_s: float = 10.0  # how long the engine outlives its last holder

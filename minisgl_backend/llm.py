@@ -35,6 +35,7 @@ from minisgl_backend.errors import InvalidRequest, RequestError, StartError, Sta
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
+    Chunk,
     EngineState,
     Failed,
     Finished,
@@ -44,6 +45,7 @@ from minisgl_backend.messages.client import (
     Inspect,
     Output,
     Outputs,
+    PromptLogprobs,
     Request,
     Started,
     Stats,
@@ -52,7 +54,8 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
-from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.logprobs import Entry
+from minisgl_backend.text.parameters import MAX_N, SamplingParams
 
 _LONG_WORK = 16
 """From this many prompts on, `generate` shows a progress bar unless told otherwise."""
@@ -63,23 +66,73 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or a chat: a list of messages such as {"role": "user", "content": "Hi"}."""
 
 
+Logprobs = tuple[dict[int, Entry] | None, ...]
+"""Per token: the token itself and the best ones, by their ids."""
+
+
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a streamed answer. Joined, the texts are the answer."""
+    """A part of a streamed answer. Joined, the texts of one index are its answer."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None  # set on the last piece
+    index: int = 0  # which of n answers
+    logprobs: Logprobs | None = None  # an entry per token of token_ids, when the parameters ask for them
 
 
-class Completion(msgspec.Struct, frozen=True):
-    """A whole answer."""
+class Sample(msgspec.Struct, frozen=True):
+    """One of the n answers to a prompt."""
 
-    prompt: Prompt  # as it was given
     text: str
     token_ids: tuple[int, ...]  # an end-of-sequence token that ended the answer is included
     finish_reason: FinishReason
+    logprobs: Logprobs | None = None
+    cumulative_logprob: float | None = None  # of all its tokens, when logprobs are asked for
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer; of n answers the first one in text, token_ids and finish_reason, and all in samples."""
+
+    prompt: Prompt  # as it was given
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
     num_input_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int  # of all n
+    samples: tuple[Sample, ...]
+    prompt_logprobs: Logprobs | None = None  # None for the first token
+    prompt_token_ids: tuple[int, ...] | None = None  # with return_token_ids
+
+
+class Room:
+    """Places for sequences. Who needs several gets them together, so that two who wait never hold what both need."""
+
+    def __init__(self, places: int) -> None:
+        self._most = places
+        self._free = places
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def take(self, places: int, wait: bool) -> bool:
+        """False: not now. More than there are is taken when all are free. At once after `close`."""
+        places = min(places, self._most)
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._closed or self._free >= places)
+            elif not self._closed and self._free < places:
+                return False
+            self._free -= places
+            return True
+
+    def give_back(self, places: int) -> None:
+        with self._changed:
+            self._free += min(places, self._most)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class LLM:
@@ -93,7 +146,8 @@ class LLM:
         self._config = resolve_config({"model": str(model)}, settings)
         self._ids = count(1)
         self._boxes: dict[RequestId, queue.SimpleQueue[Output]] = {}
-        self._room = threading.Semaphore(self._config.queue_limit + self._config.max_running)  # what the engine takes
+        self._room = Room(self._config.queue_limit + self._config.max_running)  # sequences that the engine takes
+        self._taken: dict[RequestId, int] = {}  # of the room
         self._stats: queue.SimpleQueue[Stats | None] = queue.SimpleQueue()  # None: there will be no more
         self._ready: Future[None] = Future()
         self._inbox: LocalMailbox[ToText] | None = None
@@ -123,19 +177,21 @@ class LLM:
             total=len(each), unit="prompt", disable=not (len(each) >= _LONG_WORK if progress is None else progress)
         )
         done: dict[int, Completion] = {}
+        parts: dict[RequestId, list[Output]] = {}
         waiting = list(enumerate(zip(each, params, strict=True)))[::-1]
         answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
         running: dict[RequestId, int] = {}
         try:
             while waiting or running:
-                while waiting and self._room.acquire(blocking=not running):
+                while waiting and self._room.take(_size(waiting[-1][1][1]), wait=not running):
                     index, (prompt, param) = waiting.pop()
                     running[self._submit(prompt, param, stream=False, box=answers)] = index
                 output = answers.get()
-                if isinstance(output, Started):
+                parts.setdefault(output.id, []).append(output)
+                if not isinstance(output, Finished | Failed):
                     continue
                 index = running.pop(output.id)
-                done[index] = _completion(each[index], output)
+                done[index] = completion(each[index], parts.pop(output.id))
                 bar.update()
         finally:
             bar.close()
@@ -146,18 +202,16 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
         """The answer piece by piece. Leaving the iterator early cancels the request."""
         box: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self._room.acquire()
-        id = self._submit(prompt, sampling_params or SamplingParams(), stream=True, box=box)
+        self._room.take(_size(sampling_params), wait=True)
+        id = self._submit(prompt, sampling_params, stream=True, box=box)
         try:
             while True:
                 output = box.get()
                 if isinstance(output, Failed):
                     raise error_of(output.status, output.message)
-                if isinstance(output, Started):
-                    continue
-                reason = output.reason if isinstance(output, Finished) else None
-                yield Piece(output.text, tuple(unpack_tokens(output.tokens)), reason)
-                if reason is not None:
+                if isinstance(output, Chunk | Finished):
+                    yield _piece(output)
+                if isinstance(output, Finished):
                     return
         finally:
             self._forget(id)
@@ -185,17 +239,18 @@ class LLM:
     # ── towards the engine ───────────────────────────────────────────────────────────────────────────────────────
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, *, stream: bool, box: queue.SimpleQueue[Output]
+        self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, box: queue.SimpleQueue[Output]
     ) -> RequestId:
-        """The caller has acquired `_room`; the terminal output gives it back."""
+        """The caller has taken of `_room`; the terminal output gives it back."""
+        id = RequestId(next(self._ids))
+        self._taken[id] = _size(params)
         try:
-            id = RequestId(next(self._ids))
             request = _request(id, prompt, params, stream)
             self._boxes[id] = box
             self._post(request)
         except BaseException:
             self._boxes.pop(id, None)
-            self._room.release()
+            self._room.give_back(self._taken.pop(id))
             raise
         return id
 
@@ -220,7 +275,7 @@ class LLM:
         for id, box in list(self._boxes.items()):
             box.put(Failed(id, Status.CANCELLED, reason))
         self._stats.put(None)
-        self._room.release()  # whoever waits for room is woken, finds us closed, and passes it on
+        self._room.close()  # whoever waits for room is woken, and finds us closed
 
     async def _live(self) -> None:
         with tempfile.TemporaryDirectory(prefix="llm-", dir=runtime_root()) as run_dir:
@@ -236,7 +291,7 @@ class LLM:
                 box = self._boxes.get(output.id)
                 if isinstance(output, Finished | Failed):
                     self._boxes.pop(output.id, None)
-                    self._room.release()
+                    self._room.give_back(self._taken.pop(output.id))
                 if box is not None:
                     box.put(output)
         elif isinstance(message, Stats):
@@ -268,7 +323,7 @@ def _list_of_prompts(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _request(id: RequestId, prompt: Prompt, params: SamplingParams, stream: bool) -> Request:
+def _request(id: RequestId, prompt: Prompt, params: SamplingParams | None, stream: bool) -> Request:
     """What is no prompt of the three kinds, or can not be written as one, is refused by name, here or by text/."""
     text = ids = chat = None
     if isinstance(prompt, str):
@@ -283,20 +338,58 @@ def _request(id: RequestId, prompt: Prompt, params: SamplingParams, stream: bool
             ids = pack_tokens(cast(Sequence[int], prompt))
         except (TypeError, OverflowError):
             raise InvalidRequest("input_ids", "must be a list of integers from 0 to 2**31 - 1") from None
-    return Request(id, text, params.to_json(), stream, exclude_input_in_output=True, input_ids=ids, messages=chat)
+    given = b"" if params is None else params.to_json()
+    return Request(id, text, given, stream, exclude_input_in_output=True, input_ids=ids, messages=chat)
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> list[SamplingParams]:
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> Sequence[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * number
+        return [params] * number
     if len(params) != number:
         raise ValueError(f"sampling_params: {len(params)} for {number} prompts")
     return list(params)
 
 
-def _completion(prompt: Prompt, output: Output) -> Completion:
-    if isinstance(output, Failed):
-        raise error_of(output.status, output.message)
-    assert isinstance(output, Finished), output
+def _size(params: SamplingParams | None) -> int:
+    """Sequences of a request. What n may not be is refused by text/."""
+    n = 1 if params is None else params.n
+    return n if isinstance(n, int) and 1 <= n <= MAX_N else 1
+
+
+def _piece(output: Chunk | Finished) -> Piece:
     ids = tuple(unpack_tokens(output.tokens))
-    return Completion(prompt, output.text, ids, output.reason, output.num_input_tokens, output.num_output_tokens)
+    return Piece(output.text, ids, output.reason, output.index, _logprobs(output.logprobs))
+
+
+def completion(prompt: Prompt, outputs: Sequence[Output]) -> Completion:
+    """All outputs of an answer that was not streamed. Raises what ended it, unless it ended well."""
+    last = outputs[-1]
+    if isinstance(last, Failed):
+        raise error_of(last.status, last.message)
+    assert isinstance(last, Finished), last
+    samples = tuple(_sample(output) for output in outputs if isinstance(output, Chunk | Finished))
+    ids = [output.prompt_ids for output in outputs if isinstance(output, Started) and output.prompt_ids]
+    told = [output.logprobs for output in outputs if isinstance(output, PromptLogprobs)]
+    return Completion(
+        prompt=prompt,
+        text=samples[0].text,
+        token_ids=samples[0].token_ids,
+        finish_reason=samples[0].finish_reason,
+        num_input_tokens=last.num_input_tokens,
+        num_output_tokens=last.num_output_tokens,
+        samples=samples,
+        prompt_logprobs=_logprobs(told[0]) if told else None,
+        prompt_token_ids=tuple(unpack_tokens(ids[0])) if ids else None,
+    )
+
+
+def _sample(output: Chunk | Finished) -> Sample:
+    """Of an answer in one piece."""
+    assert output.reason is not None, output
+    told = _logprobs(output.logprobs)
+    ids = tuple(unpack_tokens(output.tokens))
+    return Sample(output.text, ids, output.reason, told, None if told is None else output.logprob)
+
+
+def _logprobs(raw: bytes) -> Logprobs | None:
+    return msgspec.json.decode(raw, type=Logprobs) if raw else None

@@ -34,6 +34,7 @@ from minisgl_backend.errors import StartError
 from minisgl_backend.messages.client import EngineState
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import locate_model
+from minisgl_backend.text.defaults import sampling_defaults
 from minisgl_backend.text.tokenizer import Tokenizer
 
 TEXT_CAPACITY = 1 << 17
@@ -74,7 +75,8 @@ async def load_text_side(config: EngineConfig, to_text: LocalMailbox[ToText], fo
     """What the text actor needs of the model, in a thread. Whatever fails becomes FAILED."""
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        to_text.post(Loaded(tokenizer, context_limit(config, folder)))
+        defaults = sampling_defaults(folder, config.generation_config)
+        to_text.post(Loaded(tokenizer, context_limit(config, folder), defaults))
     except Exception as error:
         to_text.post(_failed(error))
 

@@ -13,6 +13,7 @@ from minisgl_backend.errors import RequestError
 from minisgl_backend.messages.client import Cancel, EngineState, Hello, Inspect, Request, ToHolder
 from minisgl_backend.messages.engine import Gauges, Progress, TextToScheduler
 from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -67,6 +68,7 @@ class Loaded:
 
     tokenizer: Tokenizer
     context_tokens: int
+    defaults: SamplingParams  # where a request says nothing
 
 
 @dataclass(frozen=True, slots=True)

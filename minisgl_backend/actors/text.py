@@ -50,6 +50,7 @@ from minisgl_backend.messages.client import (
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.prompt import is_client_code, takes_long
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, Checked, check_request, tokenise
@@ -89,6 +90,7 @@ class TextActor:
         self._front = front
         self._tokenizer: Tokenizer | None = None
         self._context_tokens = 0
+        self._defaults = SamplingParams()
         self._limits: RequestLimits | None = None
         self._engine: EngineUp | None = None
         self._health = Health(EngineState.STARTING, "starting")
@@ -133,6 +135,7 @@ class TextActor:
             self._on_holder_gone(message.holder)
         elif isinstance(message, Loaded):
             self._tokenizer, self._context_tokens = message.tokenizer, message.context_tokens
+            self._defaults = message.defaults
             self._ready_when_complete()
         elif isinstance(message, EngineUp):
             self._starts += 1
@@ -359,6 +362,7 @@ class TextActor:
             allow_control_tokens=self._config.allow_control_tokens,
             priorities=self._config.policy == "priority",
             sequences=self._config.queue_limit + self._config.max_running,
+            defaults=self._defaults,
         )
         self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
 

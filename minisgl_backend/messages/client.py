@@ -15,7 +15,7 @@ import msgspec
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a released message of this file changes; a holder with another number is turned away."""
 
 

@@ -7,23 +7,24 @@ carries FINAL: without it the client hangs and the model can not be unloaded; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Failed, Finished, Output, Started
+from minisgl_backend.messages.client import Chunk, Failed, Finished, Output, PromptLogprobs, Started
 from minisgl_backend.messages.tokens import count_tokens
 from minisgl_backend.serving.triton import ResponseSender, TritonStub
 
 NOT_FINISHED = "None"
-"""The `finish_reason` of every response of a stream but the last."""
+"""The `finish_reason` of an answer that goes on: in every response of a stream but the last."""
 
 LARGE_CHARS = 65_536
-"""A longer last text (or as many bytes of token ids) goes out ahead of FINAL. The stub closes a sender before it copies
-the response to shared memory: a last response that finds no room there would take FINAL with it."""
+"""A last response of more (characters of text, bytes of token ids and logprobs) goes out ahead of FINAL. The stub
+closes a sender before it copies the response to shared memory: a last response that finds no room there would take
+FINAL with it."""
 
 ERROR_CODES = {
     Status.INVALID_ARGUMENT: "INVALID_ARG",
@@ -43,13 +44,54 @@ class Wanted:
     num_output_tokens: bool = False  # the tokens of each response, as Triton's vLLM backend counts them
     output_ids: bool = False  # the tokens themselves
     perf_metrics: bool = False  # num_cached_tokens, queue_ms, ttft_ms
+    logprobs: bool = False  # of the tokens of each response; "null" when no parameter asks for them
+    cumulative_logprob: bool = False  # the sum of those of all tokens so far
+
+
+@dataclass
+class _Held:
+    """What was received of one of the n answers and not sent yet."""
+
+    text: str = ""
+    tokens: bytes = b""  # packed int32, those of the text and of what has no text
+    logprobs: list[bytes] = field(default_factory=list)  # JSON lists
+    asks_logprobs: bool = False
+    logprob: float = 0.0  # of all tokens, sent or not
+    reason: str = NOT_FINISHED
+    ends: bool = False  # the reason is news
+
+    def add(self, output: Chunk | Finished) -> None:
+        self.text += output.text
+        self.tokens += output.tokens
+        self.logprob += output.logprob
+        if output.logprobs:
+            self.asks_logprobs = True
+            self.logprobs.append(output.logprobs)
+        if output.reason is not None:
+            self.reason, self.ends = output.reason.value, True
+
+    @property
+    def json(self) -> bytes:
+        """All logprobs as one list."""
+        if not self.asks_logprobs:
+            return b"null"
+        return b"[%b]" % b",".join(part[1:-1] for part in self.logprobs if len(part) > 2)
+
+    def size(self, with_ids: bool) -> int:
+        """As LARGE_CHARS counts."""
+        return len(self.text) + len(self.tokens) * with_ids + sum(map(len, self.logprobs))
+
+    def sent(self) -> None:
+        self.text, self.tokens, self.ends = "", b"", False
+        self.logprobs.clear()
 
 
 class Reply:
     """Owns one response sender. Used by one thread at a time (see ResponseSender); the owner hands it over whole.
 
     A streamed answer is one response per call of `give` that brings text (or tokens whose ids are wanted); any other
-    answer is one response in all. FINAL travels on the last of them, after a long one by itself.
+    answer is one response in all. FINAL travels on the last of them, after a long one by itself. With n answers every
+    response has an element for each: a delta that may be empty, and a reason that stays once it is there.
     """
 
     def __init__(self, stub: TritonStub, sender: ResponseSender, stream: bool, wanted: Wanted) -> None:
@@ -58,8 +100,10 @@ class Reply:
         self._stream = stream
         self._wanted = wanted
         self._started: Started | None = None  # comes before the first text
-        self._text = ""  # received and not sent yet
-        self._tokens = b""  # packed int32, those of the text and of what has no text
+        self._held = [_Held()]  # by index; as many as Started says
+        self._prompt_logprobs = b""  # JSON
+        self._prompt_ids = b""  # packed int32
+        self._wants_ids = wanted.output_ids
         self._ended = False
 
     @property
@@ -78,8 +122,8 @@ class Reply:
         try:
             for output in outputs:
                 self._take(output)
-            if self._stream and not self._ended and (self._text or (self._tokens and self._wanted.output_ids)):
-                self._sender.send(self._piece(NOT_FINISHED))
+            if self._stream and not self._ended and self._has_news():
+                self._sender.send(self._piece())
         except Exception as error:
             self._log(f"a response could not be sent: {error!r}")
             self.fail(Status.INTERNAL, "the answer could not be sent")
@@ -95,21 +139,28 @@ class Reply:
         if self._ended:
             self._log(f"an answer that has ended got one more {type(output).__name__}")
         elif isinstance(output, Started):
-            self._started = output
+            self._started, self._prompt_ids = output, output.prompt_ids
+            self._wants_ids |= bool(output.prompt_ids)
+            self._held = [_Held() for _ in range(output.num_samples)]
         elif isinstance(output, Failed):
             self.fail(output.status, output.message)
+        elif isinstance(output, PromptLogprobs):
+            self._prompt_logprobs = output.logprobs
         else:
-            self._text += output.text
-            self._tokens += output.tokens
+            self._held[output.index].add(output)
             if isinstance(output, Finished):
-                self._finish(output.reason.value)
+                self._finish()
 
-    def _finish(self, reason: str) -> None:
-        if max(len(self._text), len(self._tokens) * self._wanted.output_ids) > LARGE_CHARS:
-            self._sender.send(self._piece(reason))
+    def _has_news(self) -> bool:
+        tells_tokens = self._wants_ids or self._wanted.logprobs
+        return any(held.text or held.ends or (held.tokens and tells_tokens) for held in self._held)
+
+    def _finish(self) -> None:
+        if sum(held.size(self._wants_ids) for held in self._held) + len(self._prompt_logprobs) > LARGE_CHARS:
+            self._sender.send(self._piece())
             self._end(_nothing)
         else:
-            self._end(self._piece, reason)
+            self._end(self._piece)
 
     def _end(self, build: Callable[..., Any], *arguments: Any) -> None:
         """Sends FINAL with the response `build` makes, or else with an error. Marked ended before the first attempt:
@@ -124,21 +175,34 @@ class Reply:
             except Exception as error:
                 self._log(f"the last response could not be sent: {error!r}")
 
-    def _piece(self, reason: str) -> Any:
+    def _piece(self) -> Any:
         """The response of what is held, which is then held no more."""
-        text, self._text = self._text, ""
-        tokens, self._tokens = self._tokens, b""
-        wanted = self._wanted
-        outputs = {"text_output": _one(text.encode("utf-8"))}
+        outputs = self._outputs()
+        for held in self._held:
+            held.sent()
+        self._prompt_ids = self._prompt_logprobs = b""
+        return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
+
+    def _outputs(self) -> dict[str, Any]:
+        wanted, each = self._wanted, self._held
+        outputs = {"text_output": _strings(held.text.encode("utf-8") for held in each)}
         if wanted.finish_reason:
-            outputs["finish_reason"] = _one(reason.encode("ascii"))
+            outputs["finish_reason"] = _strings(held.reason.encode("ascii") for held in each)
         if wanted.num_output_tokens:
-            outputs["num_output_tokens"] = np.array([count_tokens(tokens)], dtype=np.uint32)
-        if wanted.output_ids:
-            outputs["output_ids"] = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+            outputs["num_output_tokens"] = np.array([count_tokens(held.tokens) for held in each], dtype=np.uint32)
+        if self._wants_ids:
+            outputs["output_ids"] = _ids(b"".join(held.tokens for held in each))
+        if wanted.logprobs:
+            outputs["logprobs"] = _strings(held.json for held in each)
+        if wanted.cumulative_logprob:
+            outputs["cumulative_logprob"] = np.array([held.logprob for held in each], dtype=np.float32)
+        if self._prompt_ids:
+            outputs["prompt_token_ids"] = _ids(self._prompt_ids)
+        if self._prompt_logprobs:
+            outputs["prompt_logprobs"] = _strings([self._prompt_logprobs])
         if self._started is not None:
             outputs |= _of_start(self._started, wanted)
-        return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
+        return outputs
 
     def _error(self, status: Status, message: str) -> Any:
         code = getattr(self._stub.TritonError, ERROR_CODES[status], None)  # old stubs lack some codes, or all
@@ -153,9 +217,14 @@ def _nothing() -> None:
     """FINAL alone is no response to the client."""
 
 
-def _one(value: bytes) -> Any:
-    """A BYTES tensor [1]. dtype object, because numpy's own bytes lose trailing zeros."""
-    return np.array([value], dtype=np.object_)
+def _strings(values: Iterable[bytes]) -> Any:
+    """A BYTES tensor. dtype object, because numpy's own bytes lose trailing zeros."""
+    return np.array(list(values), dtype=np.object_)
+
+
+def _ids(packed: bytes) -> Any:
+    """An INT32 tensor."""
+    return np.frombuffer(packed, dtype="<i4").astype(np.int32)
 
 
 def _of_start(started: Started, wanted: Wanted) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, Output, Started
+from minisgl_backend.messages.client import Failed, Finished, Output
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply
@@ -178,7 +178,9 @@ class Sender:
         reply.give(outputs)
         if reply.ended:
             self._forget(id)
-            if isinstance(outputs[-1], Started | Chunk):  # the reply failed by itself, and the engine does not know
+            if not isinstance(
+                outputs[-1], Finished | Failed
+            ):  # the reply failed by itself, and the engine does not know
                 cancel(id)
 
     def _ask(self, id: RequestId, reply: Reply, cancel: Cancel) -> None:

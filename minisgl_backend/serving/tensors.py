@@ -42,8 +42,6 @@ INPUTS = (
 )
 """The inputs that config.pbtxt declares."""
 
-_NOT_BUILT = ("return_cumulative_logprob", "return_logprobs")
-
 Tensors = Mapping[str, Tensor]
 
 
@@ -59,9 +57,6 @@ def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wan
         raise UnsupportedFeature("image", "this model takes no images")
     parameters = read_parameters(request.parameters())
     options = {name: merge_option(name, _bool(tensors, name), parameters.options) for name in BOOL_OPTIONS}
-    for name in _NOT_BUILT:
-        if options[name]:
-            raise UnsupportedFeature(name)
     message = Request(
         id=id,
         text_input=_bytes(tensors, "text_input"),
@@ -72,6 +67,7 @@ def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wan
         messages=_bytes(tensors, "messages"),
         tools=_bytes(tensors, "tools"),
         timeout_us=merge_timeout(request.timeout(), parameters.timeout_us),
+        return_cumulative_logprob=options["return_cumulative_logprob"] or False,
     )
     return message, _wanted(options)
 
@@ -83,6 +79,8 @@ def _wanted(options: Mapping[str, bool | None]) -> Wanted:
         num_output_tokens=bool(options["return_num_output_tokens"]),
         output_ids=bool(options["return_output_ids"]),
         perf_metrics=bool(options["return_perf_metrics"]),
+        logprobs=bool(options["return_logprobs"]),
+        cumulative_logprob=bool(options["return_cumulative_logprob"]),
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 from fakes.engine_link import chunk, finished, started
 from fakes.triton_model import MODEL, Rig, running_model
 from fakes.triton_stub import DECLARED, Answer, TritonError, strings
-from minisgl_backend.messages.client import FinishReason, Request
+from minisgl_backend.messages.client import Chunk, Finished, FinishReason, PromptLogprobs, Request, Started
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.serving.tensors import INPUTS
 from minisgl_backend.text.parameters import BOOL_OPTIONS
@@ -132,8 +132,6 @@ def test_what_triton_acted_on_itself_is_understood_and_stays_with_it(rig: Rig) -
     ("fields", "says", "code"),
     [
         ({"tensors": {"image": strings(b"iVBORw0KGgo=")}}, "image: this model takes no images", "UNSUPPORTED"),
-        ({"params": {"return_logprobs": True}}, "return_logprobs: is not supported", "UNSUPPORTED"),
-        ({"tensors": {"return_cumulative_logprob": np.array([True])}}, "return_cumulative_logprob: is", "UNSUPPORTED"),
         ({"tensors": {"unheard_of": int32(1)}}, "unheard_of: is not an input of this model", "UNSUPPORTED"),
         ({"tensors": {"text_input": int32(1)}}, "text_input: must be a tensor of BYTES", "INVALID_ARG"),
         ({"tensors": {"input_ids": strings(b"1")}}, "input_ids: must be a tensor of INT32", "INVALID_ARG"),
@@ -205,6 +203,66 @@ def test_the_reason_is_left_out_only_when_the_client_says_so(rig: Rig) -> None:
     assert sender.text == "ab"
 
 
+def test_logprobs_of_pieces_that_go_out_together_are_one_list(rig: Rig) -> None:
+    sender = rig.ask(stream=True, params={"return_logprobs": True, "return_cumulative_logprob": "true"})
+    (asked,) = rig.link.requests
+    assert asked.return_cumulative_logprob
+    pieces = [Chunk(asked.id, text, pack_tokens([i]), 0, None, b'[{"%d":1}]' % i, -0.5) for i, text in enumerate("ab")]
+    rig.link.answer(started(asked.id), *pieces)
+    sender.wait_answers(1)
+    rig.link.answer(Finished(asked.id, "", b"", FinishReason.STOP, 3, 2, 0, b"[]", 0.0))
+    assert [answer.more for answer in sender.wait_final().answers] == [
+        {"logprobs": ['[{"0":1},{"1":1}]'], "cumulative_logprob": [-1.0]},
+        {"logprobs": ["[]"], "cumulative_logprob": [-1.0]},
+    ]
+
+
+def test_logprobs_that_no_parameter_asks_for_are_null(rig: Rig) -> None:
+    sender = rig.ask(params={"return_logprobs": True})
+    (asked,) = rig.link.requests
+    rig.link.answer(started(asked.id), finished(asked.id, "x", tokens=[9]))
+    assert sender.wait_final().answers == [Answer("x", "stop", None, None, True, {"logprobs": ["null"]})]
+
+
+def test_what_is_told_of_the_prompt_comes_once(rig: Rig) -> None:
+    sender = rig.ask(stream=True)
+    (asked,) = rig.link.requests
+    begun = Started(asked.id, 2, 0, 0.0, 0.0, 1, pack_tokens([7, 8]))
+    rig.link.answer(begun, PromptLogprobs(asked.id, b"[null,{}]"), chunk(asked.id, "a", 5))
+    sender.wait_answers(1)
+    rig.link.answer(finished(asked.id, "b", tokens=[6]))
+    first = {"output_ids": [5], "prompt_token_ids": [7, 8], "prompt_logprobs": ["[null,{}]"]}
+    assert [answer.more for answer in sender.wait_final().answers] == [first, {"output_ids": [6]}]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_several_answers_have_an_element_each_and_a_reason_stays(rig: Rig, stream: bool) -> None:
+    sender = rig.ask(stream=stream, params={"return_num_output_tokens": True, "return_output_ids": True})
+    (asked,) = rig.link.requests
+    rig.link.answer(
+        Started(asked.id, 3, 0, 0.0, 0.0, 2),
+        Chunk(asked.id, "a", pack_tokens([1])),
+        Chunk(asked.id, "x", pack_tokens([2, 3]), 1, FinishReason.STOP),
+    )
+    if stream:
+        sender.wait_answers(1)
+    rig.link.answer(Finished(asked.id, "b", pack_tokens([4]), FinishReason.LENGTH, 3, 4, 0))
+    told = [answer.more for answer in sender.wait_final().answers]
+    last = {"finish_reason": ["length", "stop"]}
+    if stream:
+        assert told == [
+            {
+                "text_output": ["a", "x"],
+                "finish_reason": ["None", "stop"],
+                "num_output_tokens": [1, 2],
+                "output_ids": [1, 2, 3],
+            },
+            {**last, "text_output": ["b", ""], "num_output_tokens": [1, 0], "output_ids": [4]},
+        ]
+    else:
+        assert told == [{**last, "text_output": ["ab", "x"], "num_output_tokens": [2, 2], "output_ids": [1, 4, 2, 3]}]
+
+
 # ── what config.pbtxt declares ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -229,8 +287,7 @@ def test_the_configuration_declares_what_the_bridge_reads() -> None:
     assert "decoupled: true" in text and "max_batch_size: 0" in text
 
 
-def test_the_configuration_declares_what_the_bridge_sends_and_what_it_will() -> None:
+def test_the_configuration_declares_what_the_bridge_sends() -> None:
     types = {np.object_: "STRING", np.uint32: "UINT32", np.int32: "INT32", np.float32: "FP32"}
     sent = {name: (types[dtype], str(size or -1)) for name, (dtype, size) in DECLARED.items()}
-    not_built = {"cumulative_logprob": ("FP32", "-1"), "logprobs": ("STRING", "-1")}
-    assert _declared("output") == sent | not_built
+    assert _declared("output") == sent

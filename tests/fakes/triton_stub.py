@@ -123,20 +123,24 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "num_cached_tokens": (np.uint32, 1),
     "ttft_ms": (np.float32, 1),
     "queue_ms": (np.float32, 1),
+    "cumulative_logprob": (np.float32, None),
+    "logprobs": (np.object_, None),
+    "prompt_logprobs": (np.object_, 1),
+    "prompt_token_ids": (np.int32, None),
 }
-"""Outputs that config.pbtxt declares and this version sends: dtype, and size where it is not -1."""
+"""Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
 
 
 @dataclass
 class Answer:
-    """One response as the client gets it. `more`: its outputs beside the text and the reason."""
+    """One response as the client gets it. `more`: its outputs beside text and reason; of several answers all."""
 
     text: str | None
     reason: str | None
     error: str | None
     code: int | None
     final: bool
-    more: dict[str, list[int | float]] = field(default_factory=dict)
+    more: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class FakeSender:
@@ -249,17 +253,18 @@ class FakeSender:
             dtype, size = DECLARED.get(name, (None, None))
             if array.dtype != dtype or array.ndim != 1 or size not in (None, array.size):
                 self._violation(f"output {name} is not as declared: {array!r}")
-        numbers = {name: array.tolist() for name, array in response.tensors.items() if array.dtype != np.object_}
-        text, reason = (self._string(response, name) for name in ("text_output", "finish_reason"))
-        return Answer(text, reason, None, None, final, numbers)
+        more = {name: self._values(name, array) for name, array in response.tensors.items()}
+        single = [
+            more.pop(name)[0] if len(more.get(name, ())) == 1 else None for name in ("text_output", "finish_reason")
+        ]
+        return Answer(*single, None, None, final, more)
 
-    def _string(self, response: InferenceResponse, name: str) -> str | None:
-        array = response.tensors.get(name)
-        if array is None:
-            return None
-        if array.shape != (1,) or not isinstance(array[0], bytes):
-            self._violation(f"output {name} is no BYTES [1]: {array!r}")
-        return bytes(array[0]).decode("utf-8")
+    def _values(self, name: str, array: Any) -> list[Any]:
+        if array.dtype != np.object_:
+            return list(array.tolist())
+        if not all(isinstance(value, bytes) for value in array):
+            self._violation(f"output {name} is not of BYTES: {array!r}")
+        return [bytes(value).decode("utf-8") for value in array]
 
 
 def strings(*values: Any, shape: tuple[int, ...] | None = None) -> Any:

@@ -148,6 +148,8 @@ def test_by_default_a_client_gets_the_text_and_the_reason_and_no_more() -> None:
         ("return_num_output_tokens", "num_output_tokens"),
         ("return_output_ids", "output_ids"),
         ("return_perf_metrics", "perf_metrics"),
+        ("return_logprobs", "logprobs"),
+        ("return_cumulative_logprob", "cumulative_logprob"),
     ],
 )
 def test_each_output_is_asked_for_in_either_place(option: str, field: str) -> None:
@@ -157,12 +159,9 @@ def test_each_output_is_asked_for_in_either_place(option: str, field: str) -> No
         assert getattr(wanted(params={option: str(value).lower()}), field) is value
 
 
-@pytest.mark.parametrize("option", ["return_logprobs", "return_cumulative_logprob"])
-def test_probabilities_are_not_built_and_false_does_not_ask_for_them(option: str) -> None:
-    for fields in ({"params": {option: True}}, {"tensors": {option: np.array([True])}}):
-        with pytest.raises(UnsupportedFeature, match=f"^{option}: "):
-            read(**fields)
-    assert read(params={option: False}) == read()
+def test_a_cumulative_logprob_is_known_to_the_engine_which_computes_it() -> None:
+    assert read(params={"return_cumulative_logprob": True}).return_cumulative_logprob
+    assert read(params={"return_cumulative_logprob": False}) == read()
 
 
 def test_a_priority_is_merged_like_any_sampling_parameter_and_the_timeout_of_either_place_counts() -> None:
