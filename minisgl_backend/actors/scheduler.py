@@ -98,5 +98,5 @@ class SchedulerActor:
             self._reports.append(self._scheduler.gauges())
 
     def _report(self, progress: Progress) -> None:
-        if progress.sequence_ids or progress.ended:
+        if progress.sequence_ids or progress.ended or progress.prompt_logprobs:
             self._reports.append(progress)

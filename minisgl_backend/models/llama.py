@@ -48,11 +48,19 @@ class LlamaModel:
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: StepAttention, sampled: Tensor) -> Tensor:
         """See Model."""
+        return self.head(self.hidden(tokens, positions, attention)[sampled])
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
+        """See Model."""
         x = self.embedding(tokens)
         cos, sin = self.rotary.at(positions)
         for layer in self.layers:
             x = layer(x, cos, sin, attention)
-        return self.lm_head(self.norm(x[sampled]))
+        return x
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return self.lm_head(self.norm(hidden))
 
 
 def load_llama(

@@ -23,3 +23,11 @@ class Model(Protocol):
         which tokens go through the LM head → logits [n, vocab] in the model's dtype, a new tensor.
         """
         ...
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
+        """`forward` up to the LM head, for all tokens → [tokens, hidden size], a new tensor."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Some rows of what `hidden` gave → logits [n, vocab]. forward(…, sampled) = head(hidden(…)[sampled])."""
+        ...

@@ -152,7 +152,7 @@ class Planner:
             self._sharing.cancel(state)
             return 0
         lives.admit(state, now)
-        draft.admissions.append(Admission(state.slot, state.tokens, state.sampling))
+        draft.admissions.append(Admission(state.slot, state.tokens, state.sampling, state.known - state.prompt_tokens))
         return self._chunk(draft, state, left)
 
     def _fits(self, state: SequenceState) -> bool:

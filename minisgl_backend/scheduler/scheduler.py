@@ -135,6 +135,7 @@ class Scheduler:
             f"step {step.step}: {len(result.tokens)} tokens for {len(step.sampled)} rows"
         )
         self._caution.applied()
+        logprobs, prompt_logprobs = step.told(result) if result.logprobs or result.prompt_logprobs else ((), ())
         ids: list[SequenceId] = []
         tokens: list[int] = []
         ended: list[Ended] = []
@@ -158,7 +159,7 @@ class Scheduler:
                 ended.append(self._lives.end(state, EndReason.LENGTH))
             elif known == state.enter_at:  # after the end was looked for (rule 8)
                 self._lives.sharing.enter_confirmed(state)
-        return Progress(tuple(ids), tuple(tokens), tuple(ended), tuple(started))
+        return Progress(tuple(ids), tuple(tokens), tuple(ended), tuple(started), logprobs, prompt_logprobs)
 
     def fail(self, step: StepId, now: float) -> Progress:
         """The oldest step in flight has failed as a whole: memory ran out, or the device had an error (rule 4).

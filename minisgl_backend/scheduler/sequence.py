@@ -27,7 +27,7 @@ from enum import Enum
 from minisgl_backend.cache.node import TOKEN_BYTES, RadixNode
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import SequenceId, SlotId, StepId
-from minisgl_backend.messages.sampling import Sampling
+from minisgl_backend.messages.sampling import NO_LOGPROBS, Sampling
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens
 
 
@@ -107,7 +107,8 @@ class SequenceState:
         self.total_tokens = prompt_tokens + max_new_tokens
         self.stored_tokens = self.total_tokens - 1
         self.need_pages = -(-self.stored_tokens // page_size)  # when everything that may come has come
-        self.limit_pages = (prompt_tokens - 1) // page_size  # of `tokens`, at least one is computed: its logits are due
+        self.limit_pages = 0  # so many it may find in the tree
+        self._limit_pages(page_size)
 
         self.slot = NO_SLOT
         self.pages: array[int] = array("i")  # its page table: append-only while it has a slot
@@ -126,7 +127,16 @@ class SequenceState:
             self.tokens += pack_tokens(self.fresh)
             self.fresh = array("i")
             self.known_at_admission = self.known
-            self.limit_pages = (self.known - 1) // page_size
+            self._limit_pages(page_size)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may use what others have computed: not when the logits of all of its prompt are asked for."""
+        return self.sampling.prompt_logprobs == NO_LOGPROBS
+
+    def _limit_pages(self, page_size: int) -> None:
+        """Of `tokens` at least one is computed: its logits are due."""
+        self.limit_pages = (self.known - 1) // page_size if self.reads_cache else 0
 
     def key(self, first_page: int, end_page: int, page_size: int) -> bytes:
         """The packed tokens of pages `first_page` … `end_page` - 1, all known."""

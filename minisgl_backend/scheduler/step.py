@@ -6,8 +6,10 @@ for the workers and the StepInFlight that `Scheduler.apply` reads the result by.
 
 from __future__ import annotations
 
+from minisgl_backend.messages.engine import Told
 from minisgl_backend.messages.ids import SlotId, StepId
-from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
+from minisgl_backend.messages.plan import NO_TOKEN, Admission, BatchPlan, PageGrant, StepResult
+from minisgl_backend.messages.sampling import NO_LOGPROBS
 from minisgl_backend.scheduler.sequence import SequenceState
 
 
@@ -21,6 +23,7 @@ class StepInFlight:
         "epochs",
         "planned_s",
         "prompt_tokens",
+        "prompts",
         "sampled",
         "step",
         "void",
@@ -30,12 +33,32 @@ class StepInFlight:
         self.step = draft.step
         self.sampled = draft.sampled  # the sequences of the rows that sample, in plan order
         self.epochs = [state.epoch for state in draft.sampled]  # of `sampled`, when the step was planned
+        self.prompts = [(state, state.epoch) for state in draft.prompts]  # of whose rows the prompt's logprobs come
         self.void = False  # a step before it failed: whatever it brings is nothing
         self.alone = draft.last_state if len(draft.row_slots) == 1 else None  # the only one with a row
         self.alone_epoch = self.alone.epoch if self.alone is not None else 0
         self.planned_s = now
         self.decode_rows = draft.decode_rows
         self.prompt_tokens = sum(draft.row_lengths) - draft.decode_rows
+
+    def told(self, result: StepResult) -> tuple[tuple[Told, ...], tuple[Told, ...]]:
+        """Logprobs of the tokens that count, and of prompts. To be asked before anybody is ended by the result."""
+        asking = [
+            (state, epoch, token)
+            for state, epoch, token in zip(self.sampled, self.epochs, result.tokens, strict=True)
+            if state.sampling.logprobs != NO_LOGPROBS
+        ]
+        of_tokens = tuple(
+            Told(state.id, logprobs)
+            for (state, epoch, token), logprobs in zip(asking, result.logprobs, strict=True)
+            if state.epoch == epoch and token != NO_TOKEN
+        )
+        of_prompts = tuple(
+            Told(state.id, logprobs)
+            for (state, epoch), logprobs in zip(self.prompts, result.prompt_logprobs, strict=True)
+            if state.epoch == epoch
+        )
+        return of_tokens, of_prompts
 
 
 class StepDraft:
@@ -46,6 +69,7 @@ class StepDraft:
         "decode_rows",
         "grants",
         "last_state",
+        "prompts",
         "row_lengths",
         "row_samples",
         "row_slots",
@@ -63,6 +87,7 @@ class StepDraft:
         self.row_lengths: list[int] = []
         self.row_samples: list[int] = []
         self.sampled: list[SequenceState] = []
+        self.prompts: list[SequenceState] = []
         self.decode_rows = 0
         self.last_state: SequenceState | None = None  # of the last row
 
@@ -74,6 +99,8 @@ class StepDraft:
         if state.told_pages < len(state.pages):
             self.grants.append(PageGrant(state.slot, tuple(state.pages[state.told_pages :])))
             state.told_pages = len(state.pages)
+        if state.computed < state.prompt_tokens - 1 and not state.reads_cache:
+            self.prompts.append(state)
         self.row_slots.append(state.slot)
         self.row_starts.append(state.computed)
         self.row_lengths.append(end - state.computed)

@@ -8,15 +8,19 @@ plan that breaks a promise (a page overwritten, never written, a row that leaves
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.kvpool.sizing import bytes_per_page, pages_in
-from minisgl_backend.messages.plan import BatchPlan, StepResult
-from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
+from minisgl_backend.messages.sampling import Sampling
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 from minisgl_backend.models.spec import ModelSpec
 
 DEFAULT_VOCABULARY = range(20, 2000)
@@ -31,6 +35,8 @@ class _Slot:
     """One life of a slot."""
 
     tokens: list[int]
+    sampling: Sampling
+    output_start: int  # tokens before are the prompt that came at first
     table: list[int] = field(default_factory=list)
     hashes: array[int] = field(default_factory=lambda: array("Q"))  # what places 0, 1, … must hold
     written: int | None = None  # places whose K/V are in the pool; None before the first row
@@ -38,7 +44,7 @@ class _Slot:
 
 class FakeRunner:
     """See StepRunner. Tokens are drawn from `vocabulary` without `reserved` (end-of-sequence ids, so that no sequence
-    ends by itself); sampling parameters are of no consequence.
+    ends by itself); of the sampling parameters only logprobs are of consequence, see fake_logprobs.
     """
 
     def __init__(
@@ -76,15 +82,23 @@ class FakeRunner:
         for slot, start, length, _ in rows:
             self._write(self._slots[slot], slot, start, start + length)
         tokens = []
+        logprobs = []
+        prompts = []
         for slot, start, length, sample in rows:
-            last = self._read(self._slots[slot], slot, start + length)
+            state, end = self._slots[slot], start + length
+            last = self._read(state, slot, end)
+            asked = state.tokens[start + 1 : min(end + 1, state.output_start)]
+            if asked and state.sampling.prompt_logprobs >= 0:
+                prompts.append(fake_logprobs(start + 1, asked, state.sampling.prompt_logprobs, self._choices))
             if sample:
                 token = _token_of(last, self._choices)
-                self._slots[slot].tokens.append(token)
+                state.tokens.append(token)
                 tokens.append(token)
+                if state.sampling.logprobs >= 0:
+                    logprobs.append(fake_logprobs(end, [token], state.sampling.logprobs, self._choices))
         if self._step_s:
             time.sleep(self._step_s)
-        return StepResult(plan.step, tuple(tokens))
+        return StepResult(plan.step, tuple(tokens), "", tuple(logprobs), tuple(prompts))
 
     def close(self) -> None:
         self._slots.clear()
@@ -92,7 +106,8 @@ class FakeRunner:
     def _take_changes(self, plan: BatchPlan) -> None:
         for admission in plan.admissions:
             assert 0 <= admission.slot < self._max_running, f"slot {admission.slot} of {self._max_running}"
-            self._slots[admission.slot] = _Slot(list(unpack_tokens(admission.prompt)))
+            prompt = list(unpack_tokens(admission.prompt))
+            self._slots[admission.slot] = _Slot(prompt, admission.sampling, len(prompt) - admission.num_outputs)
         for grant in plan.grants:
             table = self._slots[grant.slot].table
             assert all(0 <= page < self._num_pages for page in grant.pages), f"slot {grant.slot}: no such page"
@@ -151,6 +166,24 @@ def fake_continuation(
         answer.append(_token_of(state, choices))
         state = _extend(state, answer[-1])
     return answer
+
+
+def fake_logprobs(position: int, tokens: Sequence[int], best: int, choices: Sequence[int]) -> Logprobs:
+    """What a FakeRunner tells of `tokens`, the first at `position`: each had half of the probability, and whoever comes
+    after it in the vocabulary a quarter, an eighth, …
+    """
+    ids: list[int] = []
+    values: array[float] = array("f")
+    for token in tokens:
+        first = bisect_left(choices, token)
+        likely = [token, *(choices[(first + place) % len(choices)] for place in range(1, min(best, len(choices))))][
+            :best
+        ]
+        ids += [token, *likely]
+        values.extend([-math.log(2), *(-math.log(2) * (place + 1) for place in range(len(likely)))])
+    if sys.byteorder != "little":
+        values.byteswap()
+    return Logprobs(position, pack_tokens(ids), values.tobytes(), pack_tokens([1] * len(tokens)))
 
 
 def build_fake_runner(config: EngineConfig, spec: ModelSpec) -> FakeRunner:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl_backend.messages.plan import Admission, PageGrant
 from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.sampling.masks import Rows
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.rules import RuleBook
-
-Rows = npt.NDArray[np.int64]
 
 
 class SlotState:
@@ -34,6 +32,7 @@ class SlotState:
         device: torch.device,
     ) -> None:
         self.page_size = page_size
+        self.vocab = vocab
         self.sampling = SamplingColumns.greedy(max_running)
         self._context_tokens = context_tokens
         self._scratch_page = scratch_page
@@ -42,9 +41,7 @@ class SlotState:
         self._tables = torch.full((max_running, max_pages), scratch_page, dtype=torch.int32, device=device)
         self._page_counts = np.zeros(max_running, np.int64)  # pages in each slot's table
         self._known = np.zeros(max_running, np.int64)  # tokens of each slot
-        self.output_starts = np.zeros(
-            max_running, np.int64
-        )  # of them, those before are the prompt as the client knows it
+        self.output_starts = np.zeros(max_running, np.int64)  # of them, those before are the prompt that came at first
         self.rules = RuleBook(self._tokens, self.output_starts, vocab)
 
     def admit(self, admissions: Sequence[Admission]) -> None:

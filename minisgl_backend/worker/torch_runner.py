@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from minisgl_backend.attention.interface import AttentionBackend, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
@@ -16,12 +17,14 @@ from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
-from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
 from minisgl_backend.models.model import Model
 from minisgl_backend.models.registry import load_model
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import draw_tokens
-from minisgl_backend.sampling.masks import TokenMasks
+from minisgl_backend.sampling.logprobs import describe_sampled
+from minisgl_backend.sampling.masks import Rows, TokenMasks
+from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
 from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
@@ -115,20 +118,32 @@ class TorchRunner:
         sampled = np.flatnonzero(samples)
         attention = self._attention.begin(StepRows(starts, lengths, tables))
         last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
-        logits = self._model.forward(tokens, token_positions, attention, last_tokens)
+        asked = tokens_asked(self._slots, slots, starts, lengths)
+        if asked.any():
+            hidden = self._model.hidden(tokens, token_positions, attention)
+            prompts = describe_prompts(self._slots, slots, starts, row_ends - lengths, asked, hidden, self._model.head)
+            logits = self._model.head(hidden[last_tokens])
+        else:
+            prompts = ()
+            logits = self._model.forward(tokens, token_positions, attention, last_tokens)
         if not len(sampled):
             self._device.synchronize()
-            return StepResult(plan.step, ())
+            return StepResult(plan.step, (), prompt_logprobs=prompts)
+        chosen, logprobs = self._draw(logits, slots[sampled], (starts + lengths)[sampled])
+        return StepResult(plan.step, tuple(chosen.tolist()), "", logprobs, prompts)
 
-        sampled_slots, sampled_positions = slots[sampled], (starts + lengths)[sampled]
-        parameters = self._slots.sampling.take(sampled_slots)
-        rules = self._slots.rules.of(sampled_slots, sampled_positions)
-        masks: TokenMasks | None = (
-            None  # of the sampled rows that have a grammar; all tokens before theirs are known here
-        )
-        chosen = draw_tokens(logits, parameters, sampled_positions, rules, masks)
-        self._slots.append(sampled_slots, sampled_positions, chosen)
-        return StepResult(plan.step, tuple(chosen.tolist()))
+    def _draw(self, logits: Tensor, slots: Rows, positions: Rows) -> tuple[Tensor, tuple[Logprobs, ...]]:
+        """logits [rows, vocab] of the rows that sample the tokens at `positions` of `slots` → the tokens, which are the
+        slots' own from now on, and what is told of them.
+        """
+        parameters = self._slots.sampling.take(slots)
+        rules = self._slots.rules.of(slots, positions)
+        masks: TokenMasks | None = None  # of the rows that have a grammar; every token before theirs is known here
+        chosen = draw_tokens(logits, parameters, positions, rules, masks)
+        self._slots.append(slots, positions, chosen)
+        if (parameters.logprobs < 0).all():
+            return chosen, ()
+        return chosen, describe_sampled(logits, chosen, parameters.logprobs, positions)
 
     def _scratch_shape(self) -> tuple[int, int, int, int, int]:
         pool = self._pool

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from minisgl_backend.messages.plan import NO_TOKEN, BatchPlan, StepResult
+from minisgl_backend.messages.plan import NO_TOKEN, BatchPlan, Logprobs, StepResult
 from minisgl_backend.messages.sampling import Sampling
-from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 
 VOCABULARY = 23
 FAILING_SEED = 1 << 62
@@ -68,12 +68,18 @@ def solo_run(
         above = _fold(above, below)
 
 
+def logprobs_of(position: int, tokens: Sequence[int]) -> Logprobs:
+    """What is told of tokens that follow each other, the first at `position`: their ids are right, the rest empty."""
+    return Logprobs(position, pack_tokens([max(token, 0) for token in tokens]), b"", b"")
+
+
 @dataclass
 class _Slot:
     """What a worker keeps per slot."""
 
     tokens: list[int]
     sampling: Sampling
+    output_start: int  # tokens before are the prompt that came at first
     given: int = 0  # tokens that came with the admission
     table: list[int] = field(default_factory=list)
     planned: int = 0  # tokens whose K/V the rows submitted up to now write or share
@@ -122,7 +128,8 @@ class FakeWorker:
             for step, named in self._unapplied.items():
                 assert admission.slot not in named.slots, f"slot {admission.slot} handed out, step {step} names it"
             tokens = list(unpack_tokens(admission.prompt))
-            self._slots[admission.slot] = _Slot(tokens, admission.sampling, len(tokens), known=len(tokens))
+            start = len(tokens) - admission.num_outputs
+            self._slots[admission.slot] = _Slot(tokens, admission.sampling, start, len(tokens), known=len(tokens))
         starts = dict(zip(plan.row_slots, plan.row_starts, strict=True))
         shared: set[int] = set()
         for grant in plan.grants:
@@ -152,13 +159,19 @@ class FakeWorker:
             for position in range(start, start + length):
                 self._write(0, slot, position, _layer0(slot.tokens[position], position))
         self._attend_and_write(rows)
-        tokens = []
+        tokens, logprobs, prompts = [], [], []
         for (slot, start, length), samples in zip(rows, plan.row_samples, strict=True):
+            end = start + length
+            asked = slot.tokens[start + 1 : min(end + 1, slot.output_start)]
+            if asked and slot.sampling.prompt_logprobs >= 0:
+                prompts.append(logprobs_of(start + 1, asked))
             if samples:
-                token = _next_token(self._folded(1, slot, start + length), slot.sampling, start + length)
+                token = _next_token(self._folded(1, slot, end), slot.sampling, end)
                 slot.tokens.append(max(token, 0))
                 tokens.append(token)
-        return StepResult(plan.step, tuple(tokens))
+                if slot.sampling.logprobs >= 0:
+                    logprobs.append(logprobs_of(end, [token]))
+        return StepResult(plan.step, tuple(tokens), "", tuple(logprobs), tuple(prompts))
 
     def fail(self) -> StepResult:
         """Fails the oldest submitted plan in the worst way: what it should have written is nonsense."""
@@ -229,7 +242,9 @@ class FakeWorker:
     def _upload(self, plan: BatchPlan) -> None:
         for admission in plan.admissions:
             self._broken.discard(admission.slot)
-            self._uploaded[admission.slot] = _Slot(list(unpack_tokens(admission.prompt)), admission.sampling)
+            tokens = list(unpack_tokens(admission.prompt))
+            start = len(tokens) - admission.num_outputs
+            self._uploaded[admission.slot] = _Slot(tokens, admission.sampling, start)
         for grant in plan.grants:
             self._uploaded[grant.slot].table.extend(grant.pages)
 

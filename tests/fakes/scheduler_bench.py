@@ -36,6 +36,8 @@ class Life:
     tokens: list[int] = field(default_factory=list)
     ended: EndReason | None = None
     cached_tokens: int | None = None  # told with its first token
+    described: list[int] = field(default_factory=list)  # tokens whose logprobs were told
+    described_prompt: dict[int, int] = field(default_factory=dict)  # position → token, likewise
     had_a_row: bool = False
     waited: int = 0  # before its first row: steps planned (fcfs), or admissions of others (the other policies)
     patience: int = 0  # at most so many
@@ -275,6 +277,7 @@ class SchedulerBench:
             assert started.id in progress.sequence_ids and len(life.tokens) == 1, "told with the first token"
             assert 0 <= started.cached_tokens < count_tokens(life.sequence.prompt), f"{started.cached_tokens} cached"
             life.cached_tokens = started.cached_tokens
+        self._take_logprobs(progress)
         for ended in progress.ended:
             assert self.lives[ended.id].ended is None, f"sequence {ended.id} ended twice"
             self.lives[ended.id].ended = ended.reason
@@ -284,11 +287,37 @@ class SchedulerBench:
             self._check_told(id)
         self.scheduler.check_integrity()
 
+    def _take_logprobs(self, progress: Progress) -> None:
+        """Of each token exactly once, in order; of a prompt maybe again, but never something else."""
+        for told in progress.prompt_logprobs:
+            life = self.lives[told.id]
+            assert life.sequence.sampling.prompt_logprobs >= 0 and life.ended is None, f"{told}: nobody asked"
+            for place, token in enumerate(unpack_tokens(told.logprobs.ids), told.logprobs.position):
+                life.described_prompt[place] = token
+        asking = [id for id in progress.sequence_ids if self.lives[id].sequence.sampling.logprobs >= 0]
+        assert [told.id for told in progress.logprobs] == asking, (
+            "logprobs of the tokens in the columns, in their order"
+        )
+        for told in progress.logprobs:
+            life = self.lives[told.id]
+            life.described += unpack_tokens(told.logprobs.ids)
+            assert told.logprobs.position == len(life.prompt) + len(life.described) - 1, f"{told}"
+
+    def _check_logprobs(self, life: Life) -> None:
+        """What was told of tokens and prompt is of those tokens, and complete."""
+        sampling = life.sequence.sampling
+        assert life.described == (life.tokens if sampling.logprobs >= 0 else [])
+        if life.tokens and sampling.prompt_logprobs >= 0:
+            assert life.described_prompt == dict(list(enumerate(life.prompt))[1:]), "before the first token all of it"
+        if sampling.prompt_logprobs >= 0:
+            assert not life.cached_tokens, "its prompt was read from the cache"
+
     def _check_told(self, id: SequenceId) -> None:
         """What was told is a prefix of the solo run, and all of it when the sequence was let to its end."""
         life = self.lives[id]
         told = f"sequence {id} (prompt {life.prompt})"
         assert life.tokens == life.expected[: len(life.tokens)], f"{told}: {life.tokens}, alone {life.expected}"
+        self._check_logprobs(life)
         if life.ended is EndReason.DEADLINE:
             deadline_s = life.sequence.deadline_s
             assert deadline_s is not None and deadline_s <= self.now, f"{told} ended too early, at {self.now}"

@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from fakes.fake_worker import FAILING_SEED, VOCABULARY
 from fakes.scheduler_bench import SchedulerBench
 from minisgl_backend.messages.ids import SequenceId
-from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.sampling import GREEDY, NO_LOGPROBS, Sampling
 from minisgl_backend.scheduler.limits import Limits
 
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -57,7 +57,16 @@ def limits_of_a_small_engine(draw: Any, tight: bool) -> Limits:
 def samplings(draw: Any) -> Sampling:
     seed = draw(st.integers(0, 3))
     fails = draw(st.integers(0, 7)) == 0
-    return Sampling(GREEDY.temperature, GREEDY.top_k, GREEDY.top_p, seed | FAILING_SEED if fails else seed, 0)
+    logprobs, prompt_logprobs = (draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, 0])) for _ in range(2))
+    return Sampling(
+        GREEDY.temperature,
+        GREEDY.top_k,
+        GREEDY.top_p,
+        seed | FAILING_SEED if fails else seed,
+        0,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 @st.composite
@@ -157,7 +166,9 @@ class Lives(RuleBasedStateMachine):
             prompt = [*head, *(draw.randrange(VOCABULARY) for _ in range(draw.randrange(1, 5)))]
             stops = tuple(sorted(draw.sample(range(VOCABULARY), 4))) if draw.random() < 0.6 else ()
             deadline_s = bench.now + draw.randrange(1, 9) if draw.random() < 0.05 else None
-            sampling = Sampling(0.0, 0, 1.0, draw.randrange(3) | (FAILING_SEED if draw.random() < 0.03 else 0), 0)
+            seed = draw.randrange(3) | (FAILING_SEED if draw.random() < 0.03 else 0)
+            asks = [0 if draw.random() < 0.2 else NO_LOGPROBS for _ in range(2)]
+            sampling = Sampling(0.0, 0, 1.0, seed, 0, logprobs=asks[0], prompt_logprobs=asks[1])
             for _ in range(draw.choice([1, 1, 1, 2])):
                 bench.add(
                     prompt,
