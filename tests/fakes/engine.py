@@ -23,6 +23,7 @@ from minisgl_backend.actors.supervisor import Supervisor
 from minisgl_backend.actors.text import TextActor
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.messages.client import (
+    PROTOCOL,
     Cancel,
     Chunk,
     EngineState,
@@ -157,7 +158,7 @@ class FakeEngine:
     def holder(self, name: bytes = b"holder") -> Holder:
         holder = Holder(self, name)
         self._holders[holder.id] = holder
-        holder.send(Hello(1, 0, lease=True))
+        holder.send(Hello(PROTOCOL, 0, lease=True))
         return holder
 
     def runner(self) -> FakeRunner:
