@@ -106,7 +106,7 @@ REFUSED = [
     ),
     *(refused("top_k: must ", top_k=value) for value in (-2, 1.5, "some", 2**31)),
     *(refused("top_p: must ", top_p=value) for value in (0, -1, 1.01, "most", float("nan"))),
-    *(refused("seed: must ", seed=value) for value in (-1, 2**63, 0.5, "lucky")),
+    *(refused("seed: must ", seed=value) for value in (-2, 2**63, 0.5, "lucky")),
     *(refused("ignore_eos: must ", ignore_eos=value) for value in (2, "perhaps", [])),
     *(
         refused("stop_token_ids: ", stop_token_ids=value)
@@ -119,49 +119,57 @@ REFUSED = [
     refused("max_tokens: must ", parameters={"max_tokens": "many"}),
     refused("temperature: must ", parameters={"temperature": -1}),
     refused("max_tokens: must ", parameters={"parameters": {"max_tokens": 0}}, doors=HTTP),
-    # words, not built
-    *(unsupported(name, {name: ["", "END"]}) for name in ("stop", "stop_words", "bad_words")),
-    *(unsupported(name, parameters={name: "END"}, doors=GRPC) for name in ("stop", "stop_words", "bad_words")),
+    # words
     *(
-        unsupported(name, **{name: value})
+        refused(f"{name}: must ", **{name: value})
         for name in ("stop", "stop_words", "bad_words")
-        for value in ("END", ["END"], 5)
+        for value in ([5], 5, {}, ["x" * 9_000], [str(number) for number in range(300)])
     ),
-    unsupported("stop", parameters={"parameters": {"stop": ["END"]}}, doors=HTTP),
+    refused("stop: must hold at most 64 strings", {"stop": [str(number) for number in range(65)]}),
+    refused("bad_words: must be made of the model's tokens", bad_words=[" "]),
+    # how tokens are drawn, and what is told
+    *(refused("n: must ", n=value) for value in (0, -1, 1.5, 129, 5_000_000, "many")),
+    refused("n: must be 1 when temperature is 0", n=2, temperature=0),
+    refused("n: must ", parameters={"n": 0}),
+    *(refused("min_p: must ", min_p=value) for value in (-0.1, 1.1, float("nan"))),
+    *(
+        refused(f"{name}: must ", **{name: value})
+        for name in ("presence_penalty", "frequency_penalty")
+        for value in (-2.1, 2.1, float("inf"), "NaN")
+    ),
+    *(refused("repetition_penalty: must ", repetition_penalty=value) for value in (0, -1, 101, float("nan"))),
+    *(
+        refused("logit_bias: ", logit_bias=value)
+        for value in ({"cat": 1}, {"5": 101}, {str(VOCABULARY): 1}, [1], "{}x")
+    ),
+    *(refused("allowed_token_ids: ", allowed_token_ids=value) for value in ([], [-1], [VOCABULARY], 5)),
+    refused("allowed_token_ids: may leave nothing to draw", allowed_token_ids=[2], min_tokens=1),
+    *(refused("min_tokens: must ", min_tokens=value) for value in (-1, 17, "some")),
+    *(
+        refused(f"{name}: must ", **{name: value})
+        for name in ("logprobs", "prompt_logprobs")
+        for value in (-1, 21, 1_000_000, "all")
+    ),
+    *(refused("truncate_prompt_tokens: must ", truncate_prompt_tokens=value) for value in (0, -2, CONTEXT, "all")),
+    *(
+        refused(f"{name}: must be true or false", **{name: "perhaps"})
+        for name in ("skip_special_tokens", "include_stop_str_in_output", "echo", "return_token_ids")
+    ),
+    refused("echo: says one thing and exclude_input_in_output another", {"exclude_input_in_output": True}, echo=True),
+    refused("echo: must not be true with input_ids", {"input_ids": [5]}, echo=True),
     # known, not built
-    *(unsupported(name, {name: True}) for name in ("return_logprobs", "return_cumulative_logprob")),
-    *(unsupported(name, parameters={name: True}) for name in ("return_logprobs", "return_cumulative_logprob")),
     *(
         unsupported(name, **{name: value})
         for name, value in {
-            "n": 2,
             "best_of": "3",
-            "min_p": 0.1,
-            "presence_penalty": 0.5,
-            "frequency_penalty": -1,
-            "repetition_penalty": 1.1,
             "length_penalty": 2,
             "use_beam_search": True,
-            "logit_bias": {"5": 1},
-            "allowed_token_ids": [5],
-            "min_tokens": 3,
-            "logprobs": 5,
             "top_logprobs": 1,
-            "prompt_logprobs": 1,
             "detokenize": False,
-            "skip_special_tokens": False,
-            "truncate_prompt_tokens": 5,
-            "echo": True,
-            "guided_json": "{}",
-            "guided_regex": "a",
-            "guided_choice": ["a"],
-            "structured_outputs": "{}",
-            "response_format": {"type": "json_object"},
             "lora_name": "a",
         }.items()
     ),
-    unsupported("n", parameters={"n": 2}),
-    unsupported("logit_bias", parameters={"logit_bias": "{}x"}),
+    unsupported("best_of", parameters={"best_of": 2}),
     # unknown keys, with the nearest known
     *(
         refused(f"sampling_parameters: unknown parameter '{key}'; did you mean '{known}'", **{key: 1})

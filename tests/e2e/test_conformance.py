@@ -9,6 +9,7 @@ what a script tells it, so every text, token and reason is known. The tables are
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from e2e.contract_answers import (
     CONTEXT,
     DOORS,
     ENDLESS,
+    FOX,
     FOX_IDS,
     GOOD,
     GRPC,
@@ -114,6 +116,58 @@ def test_only_the_outputs_that_a_client_names_are_sent(server: Server, stream: b
         outcome = through(door, server, Ask(inputs, outputs=("output_ids", "num_output_tokens", "logprobs")))
         assert outcome.error is None and outcome.joined("output_ids") == FOX_IDS
         assert {name for response in outcome.responses for name in response} == {"output_ids"}
+
+
+def _both(door: str, server: Server, ask: Ask) -> list[Outcome]:
+    """Whole and streamed, as far as the door can."""
+    outcomes = [through(door, server, ask)] if door != "generate_stream" else []
+    if door != "generate":
+        outcomes.append(through(door, server, replace(ask, inputs={**ask.inputs, "stream": True})))
+    return outcomes
+
+
+def test_logprobs_stand_beside_the_tokens_of_every_response(server: Server) -> None:
+    asked = {"return_logprobs": True, "return_cumulative_logprob": True, "return_output_ids": True}
+    for door in DOORS:
+        for outcome in _both(door, server, Ask({"text_input": "say:", **asked, **sampled(logprobs=2)})):
+            assert outcome.error is None, outcome
+            told = [entry for response in outcome.responses for entry in json.loads(response["logprobs"][0])]
+            assert [int(next(iter(entry))) for entry in told] == outcome.joined("output_ids") == FOX_IDS
+            own = [next(iter(entry.values())) for entry in told]
+            assert [entry["decoded_token"] for entry in own] == [" the", " quick", " fox", "<|im_end|>"]
+            assert {entry["rank"] for entry in own} == {1} and {len(entry) for entry in told} == {2}
+            cumulative = outcome.responses[-1]["cumulative_logprob"][0]
+            assert abs(cumulative - sum(entry["logprob"] for entry in own)) < 1e-5
+        for outcome in _both(door, server, Ask({"text_input": "say:", **asked})):
+            assert set(outcome.joined("logprobs")) == {"null"} and outcome.joined("cumulative_logprob")
+
+
+def test_what_is_told_of_the_prompt_comes_once(server: Server) -> None:
+    asked = sampled(prompt_logprobs=0, return_token_ids=True)
+    for door in DOORS:
+        for outcome in _both(door, server, Ask({"text_input": "say:", **asked})):
+            ids = outcome.joined("prompt_token_ids")
+            assert len(ids) == 4 and outcome.joined("output_ids") == FOX_IDS
+            (told,) = outcome.joined("prompt_logprobs")
+            first, *entries = json.loads(told)
+            assert first is None and [list(entry) for entry in entries] == [[str(token)] for token in ids[1:]]
+
+
+def test_several_answers_have_an_element_each_in_every_response(server: Server) -> None:
+    asked = {"text_input": "say:", "exclude_input_in_output": True, "return_num_output_tokens": True, **sampled(n=3)}
+    for door in DOORS:
+        for outcome in _both(door, server, Ask(asked)):
+            assert outcome.error is None, outcome
+            assert {len(response["text_output"]) for response in outcome.responses} == {3}
+            texts = ["".join(response["text_output"][index] for response in outcome.responses) for index in range(3)]
+            assert texts == [FOX] * 3 and outcome.responses[-1]["finish_reason"] == ["stop"] * 3
+            assert sum(outcome.joined("num_output_tokens")) == 12
+
+
+def test_an_echo_stands_in_front_of_a_stream_too(server: Server) -> None:
+    for door in DOORS[:2] + DOORS[3:]:
+        outcome = through(door, server, Ask({"text_input": "say:", "stream": True, **sampled(echo=True)}))
+        assert outcome.text == f"say:{FOX}"
 
 
 def test_generate_answers_a_stream_of_several_responses_with_tritons_own_error(server: Server) -> None:
@@ -254,6 +308,8 @@ OUTPUTS = {
     **dict.fromkeys(("ttft_ms", "queue_ms"), ("FP32", ["1"])),
     "num_output_tokens": ("UINT32", ["-1"]),
     "output_ids": ("INT32", ["-1"]),
+    "prompt_token_ids": ("INT32", ["-1"]),
+    "prompt_logprobs": ("BYTES", ["1"]),
     "cumulative_logprob": ("FP32", ["-1"]),
 }
 
