@@ -26,8 +26,10 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
     return sample_tokens(logits, columns, where).tolist()
 
 
-def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> Sampling:
-    return Sampling(temperature, top_k, top_p, seed, 0)
+def sampling(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0, min_p: float = 0.0
+) -> Sampling:
+    return Sampling(temperature, top_k, top_p, seed, 0, min_p)
 
 
 def many(logits: Tensor, how: Sampling, count: int) -> np.ndarray:
@@ -39,9 +41,12 @@ def many(logits: Tensor, how: Sampling, count: int) -> np.ndarray:
 
 
 def exact(logits: Tensor, how: Sampling) -> np.ndarray:
-    """The distribution in words: temperature, then the top_k best, then the fewest of those that reach top_p."""
+    """The distribution in words: temperature, those with min_p of the best one's probability, of them the top_k best,
+    of these the fewest that reach top_p.
+    """
     scaled = logits.double() / how.temperature
     order = sorted(range(len(scaled)), key=lambda token: (-scaled[token].item(), token))
+    order = [token for token in order if (scaled[token] - scaled[order[0]]).exp() >= how.min_p]
     order = order[: how.top_k or len(order)]
     weights = torch.softmax(scaled[order], -1)
     reached = (weights.cumsum(-1) - weights) < how.top_p
@@ -64,6 +69,12 @@ LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 2
         sampling(1.0, top_p=0.8),
         sampling(0.7, top_k=12, top_p=0.6, seed=1),
         sampling(2.0, top_k=30, top_p=0.95, seed=2),
+        sampling(1.0, min_p=0.05, seed=3),
+        sampling(2.5, min_p=0.1, seed=4),
+        sampling(1.5, top_k=4, min_p=0.02, seed=5),
+        sampling(1.5, top_k=30, min_p=0.15, seed=6),
+        sampling(2.0, top_p=0.7, min_p=0.1, seed=9),
+        sampling(2.0, top_k=9, top_p=0.9, min_p=0.04, seed=10),
     ],
 )
 @pytest.mark.parametrize("candidates", [8, 1024])
@@ -92,6 +103,18 @@ def test_the_token_that_crosses_top_p_is_kept() -> None:
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     assert np.flatnonzero(many(logits, sampling(top_p=0.6), 300)).tolist() == [0, 1]
     assert np.flatnonzero(many(logits, sampling(top_p=1e-9), 50)).tolist() == [0]
+
+
+def test_top_p_is_taken_of_what_min_p_left() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    # of the first two, renormalised to 4/7 and 3/7, the first alone reaches 0.55; of all four it would not
+    assert np.flatnonzero(many(logits, sampling(top_p=0.55, min_p=0.7), 200)).tolist() == [0]
+    assert np.flatnonzero(many(logits, sampling(top_p=0.55), 200)).tolist() == [0, 1]
+
+
+def test_min_p_of_one_leaves_the_best_and_its_equals() -> None:
+    logits = torch.tensor([1.0, 5.0, 4.999, 5.0])
+    assert np.flatnonzero(many(logits, sampling(3.0, min_p=1.0), 200)).tolist() == [1, 3]
 
 
 def test_ties_go_to_the_lower_id_and_top_k_keeps_exactly_k() -> None:
@@ -125,9 +148,9 @@ def test_a_huge_temperature_is_uniform_over_what_is_allowed() -> None:
 def test_a_row_is_the_same_in_any_company_to_the_last_bit_of_its_logits() -> None:
     generator = torch.Generator().manual_seed(9)
     logits = torch.randn(24, 5003, generator=generator) * 2
-    kinds = [GREEDY, sampling(0.9), sampling(1.1, top_p=0.9), sampling(1.0, top_k=50), sampling(2.0, 3000, 0.99)]
+    kinds = [GREEDY, sampling(0.9, min_p=0.01), sampling(1.1, top_p=0.9), sampling(top_k=50), sampling(2.0, 3000, 0.99)]
     samplings = [
-        Sampling(kind.temperature, kind.top_k, kind.top_p, row, row % 2)
+        Sampling(kind.temperature, kind.top_k, kind.top_p, row, row % 2, kind.min_p)
         for row, kind in zip(range(24), kinds * 5, strict=False)
     ]
     positions = list(range(100, 124))
