@@ -6,8 +6,11 @@ their callers. All frozen; a field is None when the request did not ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,33 +25,87 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One response. The texts of all pieces joined are the answer, without the prompt."""
+class Logprob:
+    """Of one token at one place of an answer or prompt."""
+
+    logprob: float
+    rank: int  # 1: the likeliest
+    decoded_token: str  # U+FFFD for what is no whole character
+    bytes: tuple[int, ...] | None = None  # of such a token, exact
+
+
+Logprobs = tuple[Mapping[int, Logprob] | None, ...]
+"""By token: the token itself first, then the best ones, by their ids. None for the first token of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several answers (n): on a piece its delta, on an answer the whole of it."""
 
     text: str
-    finish_reason: str | None  # None until the last piece: "stop", "length", …
+    finish_reason: str | None  # stays once it is there
+    output_ids: tuple[int, ...] | None
+    logprobs: Logprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One response. The texts of all pieces joined are the answer, without the prompt unless it is echoed. Of several
+    answers these are the first one's fields, and `samples` has all.
+    """
+
+    text: str
+    finish_reason: str | None  # None until the answer's last piece: "stop", "length", …
     output_ids: tuple[int, ...] | None
     usage: Usage
+    logprobs: Logprobs | None = None  # of the tokens of this piece
+    prompt_logprobs: Logprobs | None = None  # once
+    prompt_ids: tuple[int, ...] | None = None  # once
+    samples: tuple[Sample, ...] = ()  # when n is more than 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A whole answer; of several the first one, and all in `samples`."""
 
     text: str
     finish_reason: str
     output_ids: tuple[int, ...] | None
     usage: Usage
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    samples: tuple[Sample, ...] = ()
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Answer:
         """Of the pieces of a whole answer, in their order."""
-        last = pieces[-1]
-        assert last.finish_reason is not None, "a reception lets no answer end without"
-        ids = None
-        if last.output_ids is not None:
-            ids = tuple(token for piece in pieces for token in piece.output_ids or ())
-        return cls("".join(piece.text for piece in pieces), last.finish_reason, ids, total([p.usage for p in pieces]))
+        first = _joined([Sample(piece.text, piece.finish_reason, piece.output_ids, piece.logprobs) for piece in pieces])
+        assert first.finish_reason is not None, "a reception lets no answer end without"
+        return cls(
+            text=first.text,
+            finish_reason=first.finish_reason,
+            output_ids=first.output_ids,
+            usage=total([piece.usage for piece in pieces]),
+            logprobs=first.logprobs,
+            prompt_logprobs=_first(piece.prompt_logprobs for piece in pieces),
+            prompt_ids=_first(piece.prompt_ids for piece in pieces),
+            samples=tuple(_joined(each) for each in zip(*(piece.samples for piece in pieces), strict=True)),
+        )
+
+
+def _joined(deltas: Sequence[Sample]) -> Sample:
+    last = deltas[-1]
+    return Sample(
+        text="".join(delta.text for delta in deltas),
+        finish_reason=last.finish_reason,
+        output_ids=None if last.output_ids is None else tuple(i for delta in deltas for i in delta.output_ids or ()),
+        logprobs=None if last.logprobs is None else tuple(one for delta in deltas for one in delta.logprobs or ()),
+    )
+
+
+def _first(values: Iterable[Value | None]) -> Value | None:
+    return next((value for value in values if value is not None), None)
 
 
 def total(usages: Sequence[Usage]) -> Usage:

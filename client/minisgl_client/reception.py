@@ -9,11 +9,12 @@ connection that pings more often than every five minutes.
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
 from minisgl_client.errors import Cancelled, ClientError, ServerFault, error_of_status, error_of_words
-from minisgl_client.pieces import Piece, Usage
+from minisgl_client.pieces import Logprob, Logprobs, Piece, Sample, Usage
 
 HEADERS = (("triton_grpc_error", "true"),)  # errors of the model as gRPC statuses, not as words alone
 
@@ -53,7 +54,14 @@ class Reception:
             return None
         try:
             piece = _piece(response.infer_response)
-        except (ValueError, IndexError, struct.error):  # UnicodeDecodeError is a ValueError
+        except (
+            ValueError,
+            IndexError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            struct.error,
+        ):  # UnicodeDecodeError is a ValueError
             self._settle(ServerFault("the server sent a response that can not be read"))
             return None
         if piece is not None:
@@ -98,13 +106,14 @@ def _piece(response: Any) -> Piece | None:
     }
     if "text_output" not in tensors:
         return None
-    reason = _first(tensors, "finish_reason")
-    ids = tensors.get("output_ids")
+    samples = _samples(tensors)
     counts = tensors.get("num_output_tokens")
+    told = _first(tensors, "prompt_logprobs")
+    prompt_ids = tensors.get("prompt_token_ids")
     return Piece(
-        text="".join(text.decode() for text in tensors["text_output"]),
-        finish_reason=None if reason in (None, b"None") else reason.decode(),
-        output_ids=None if ids is None else tuple(ids),
+        text=samples[0].text,
+        finish_reason=samples[0].finish_reason,
+        output_ids=samples[0].output_ids,
         usage=Usage(
             input_tokens=_first(tensors, "num_input_tokens"),
             output_tokens=None if counts is None else sum(counts),
@@ -112,7 +121,40 @@ def _piece(response: Any) -> Piece | None:
             ttft_ms=_first(tensors, "ttft_ms"),
             queue_ms=_first(tensors, "queue_ms"),
         ),
+        logprobs=samples[0].logprobs,
+        prompt_logprobs=None if told is None else _logprobs(told),
+        prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+        samples=samples if len(samples) > 1 else (),
     )
+
+
+def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
+    """An element of each tensor for each answer; the ids of all stand in one, and their counts tell where they part."""
+    texts, ids = tensors["text_output"], tensors.get("output_ids")
+    reasons = tensors.get("finish_reason", [b"None"] * len(texts))
+    told = tensors.get("logprobs", [b"null"] * len(texts))
+    counts = tensors["num_output_tokens"] if ids is not None and len(texts) > 1 else [len(ids or ())]
+    samples, at = [], 0
+    for index, (text, reason, logprobs) in enumerate(zip(texts, reasons, told, strict=True)):
+        own = None if ids is None else tuple(ids[at : at + counts[index]])
+        at += len(own or ())
+        ended = None if reason == b"None" else reason.decode()
+        samples.append(Sample(text.decode(), ended, own, _logprobs(logprobs)))
+    return tuple(samples)
+
+
+def _logprobs(raw: bytes) -> Logprobs | None:
+    told = json.loads(raw)
+    return None if told is None else tuple(None if entries is None else _entries(entries) for entries in told)
+
+
+def _entries(entries: dict[str, Any]) -> dict[int, Logprob]:
+    return {
+        int(token): Logprob(
+            one["logprob"], one["rank"], one["decoded_token"], tuple(one["bytes"]) if "bytes" in one else None
+        )
+        for token, one in entries.items()
+    }
 
 
 def _first(tensors: dict[str, list[Any]], name: str) -> Any:

@@ -23,14 +23,30 @@ class SamplingFields(TypedDict, total=False):
     server too, which refuses those it does not know.
     """
 
+    n: int  # answers; the pieces then have `samples`
     max_tokens: int
+    min_tokens: int
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     seed: int | None
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    bad_words: str | Sequence[str]
+    allowed_token_ids: Sequence[int] | None
     ignore_eos: bool
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    logprobs: int | None  # the pieces then carry them
+    prompt_logprobs: int | None
+    skip_special_tokens: bool
+    truncate_prompt_tokens: int | None
+    echo: bool
+    return_token_ids: bool  # of the prompt, too
     priority: int  # smaller runs earlier
     deadline_ms: float | None  # the server's own limit, from the arrival of the request
     cache_salt: str | None  # requests share cached prefixes only under the same one
@@ -107,7 +123,7 @@ def encode(request: Request, model: str) -> Any:
     made.parameters["triton_enable_empty_final_response"].bool_param = True
     if request.text is not None:
         _add(made, "text_input", "BYTES", _text("text", request.text))
-        if not request.stream:
+        if not request.stream and not request.sampling.get("echo"):
             _add(made, "exclude_input_in_output", "BOOL", b"\x01")
     if request.messages is not None:
         _add(made, "messages", "BYTES", _json("messages", _plain(request.messages)))
@@ -127,6 +143,11 @@ def _flags(request: Request) -> list[str]:
         flags.append("return_output_ids")
     if request.return_usage:
         flags += ["return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics"]
+    elif request.sampling.get("n", 1) != 1:
+        flags.append("return_num_output_tokens")  # they tell whose ids are whose
+    asked = request.sampling.get("logprobs")  # 0 asks, too
+    if asked is not None and asked is not False:
+        flags.append("return_logprobs")
     return flags
 
 

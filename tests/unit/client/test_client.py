@@ -41,7 +41,7 @@ from minisgl_client.errors import (
     Unavailable,
     Unsupported,
 )
-from minisgl_client.pieces import Answer, Usage
+from minisgl_client.pieces import Answer, Logprob, Sample, Usage
 
 PATIENCE_S = 30.0
 CHAT = [{"role": "user", "content": "Hé?"}]
@@ -171,6 +171,47 @@ def test_a_whole_answer_carries_its_text_reason_tokens_and_usage(
     assert answer == Answer("abc", "stop", (7, -8, 9), Usage(5, 3, 2, 1.5, 0.25))
     sent = inputs_of(server.requests[0])
     assert "stream" not in sent and sent["exclude_input_in_output"] and sent["return_output_ids"]
+
+
+@both_generate
+def test_several_answers_are_samples_with_their_own_ids_and_logprobs(
+    server: InferenceServer, generate: Callable[..., Answer]
+) -> None:
+    def told(*tokens: int) -> str:
+        return json.dumps([{str(i): {"logprob": -0.5, "rank": 1, "decoded_token": "x"}} for i in tokens])
+
+    half = {"logprob": -1, "rank": 2, "decoded_token": "\ufffd", "bytes": [240]}
+    server.script = says(
+        response(
+            final=False,
+            text_output=["a", "x"],
+            finish_reason=["None", "stop"],
+            output_ids=[1, 2, 3],
+            num_output_tokens=[1, 2],
+            logprobs=[told(1), told(2, 3)],
+            prompt_token_ids=[8, 9],
+            prompt_logprobs=[json.dumps([None, {"9": half}])],
+        ),
+        response(
+            final=True,
+            text_output=["b", ""],
+            finish_reason=["length", "stop"],
+            output_ids=[4],
+            num_output_tokens=[1, 0],
+            logprobs=[told(4), "[]"],
+        ),
+    )
+    answer = generate(server.url, text="x", n=2, logprobs=0, return_output_ids=True, return_usage=False)
+    entry = Logprob(-0.5, 1, "x")
+    assert answer.samples == (
+        Sample("ab", "length", (1, 4), ({1: entry}, {4: entry})),
+        Sample("x", "stop", (2, 3), ({2: entry}, {3: entry})),
+    )
+    assert (answer.text, answer.finish_reason, answer.output_ids) == ("ab", "length", (1, 4))
+    assert answer.prompt_ids == (8, 9)
+    assert answer.prompt_logprobs == (None, {9: Logprob(-1, 2, "\ufffd", (240,))})
+    sent = inputs_of(server.requests[0])
+    assert sent["return_logprobs"] and sent["return_num_output_tokens"]
 
 
 def test_a_piece_says_what_is_its_own(server: InferenceServer) -> None:
