@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq.asyncio
 
-from minisgl_backend.actors.executors.build import make_scheduler
+from minisgl_backend.actors.executors.build import make_scheduler, token_bytes_of
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
 from minisgl_backend.actors.rundir import memory_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
@@ -71,8 +71,9 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     def say(line: str) -> None:
         host.put(Loading(role, line))
 
+    folder = Path(settings.model_folder)
     with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
-        runner: StepRunner = build_runner(settings.config, Path(settings.model_folder), rank, say)
+        runner: StepRunner = build_runner(settings.config, folder, rank, say, token_bytes_of(folder))
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)
     try:
         runner.warm_up()

@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from minisgl_backend.actors.grammars import GrammarCompiler
 from minisgl_backend.actors.internal import (
     EngineDown,
     EngineUp,
@@ -49,11 +50,12 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.prompt import is_client_code, takes_long
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, Checked, check_request, tokenise
+from minisgl_backend.text.request import Accepted, Checked, answer_form, check_request, tokenise
 from minisgl_backend.text.tokenizer import Tokenizer
 
 _MESSAGES_A_FLUSH = 32
@@ -103,6 +105,7 @@ class TextActor:
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._grammars: GrammarCompiler | None = None  # made for the first that is asked for
         self._client_code = ThreadPoolExecutor(_CLIENT_CODE_THREADS, "minisgl-client-template")
 
     async def run(self) -> None:
@@ -111,6 +114,8 @@ class TextActor:
             await self._live()
         finally:
             self._client_code.shutdown(wait=False, cancel_futures=True)
+            if self._grammars is not None:
+                self._grammars.close()
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -175,7 +180,7 @@ class TextActor:
             checked = check_request(request, tokenizer, limits)
             if checked.params.n > 1:
                 self._add_samples(self._open[sequence], checked.params.n)
-            if takes_long(checked.prompt):
+            if checked.may_have_form or takes_long(checked.prompt):
                 assert self._tasks is not None
                 beside = self._tokenise_beside(sequence, checked, tokenizer, limits)
                 self._open[sequence].tokenising = self._tasks.create_task(beside)
@@ -214,15 +219,24 @@ class TextActor:
     ) -> None:
         outcome: Accepted | RequestError
         try:
+            grammar = await self._grammar(checked, tokenizer) if checked.may_have_form else None
             threads = self._client_code if is_client_code(checked.prompt) else None  # None: the loop's own
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(threads, tokenise, checked, tokenizer, limits, _draw_seed)
+            outcome = await loop.run_in_executor(threads, tokenise, checked, tokenizer, limits, _draw_seed, grammar)
         except RequestError as error:
             outcome = error
         except Exception:
             _log.exception("tokenising failed")
             outcome = SequenceFailed("the prompt could not be tokenised")
         await self._inbox.send(Tokenised(sequence, outcome))
+
+    async def _grammar(self, checked: Checked, tokenizer: Tokenizer) -> Grammar | None:
+        form = await asyncio.to_thread(answer_form, checked, tokenizer)
+        if form is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(tokenizer.shown_bytes[: tokenizer.vocab_size])
+        return await self._grammars.compile(*form)
 
     def _on_tokenised(self, message: Tokenised) -> None:
         if message.sequence not in self._open:  # cancelled meanwhile

@@ -29,8 +29,9 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the output has to match. The worker keeps compiled grammars by their key."""
 
     key: bytes  # a hash of the grammar, of the tokenizer and of all that its compilation depends on
-    compiled: bytes  # as the grammar library serialises it
-    end_ids: bytes  # packed int32: what may be drawn when the output is whole
+    compiled: bytes  # as the grammar library serialises it, deflated; its token masks are not in it
+    end_ids: bytes  # packed int32, not empty: what may be drawn when the output is whole
+    json: bool = False  # the whole output is one JSON text: white space between its parts is bounded
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
+from minisgl_backend.text.structured.spec import KEEPERS
 from minisgl_backend.text.values import (
     MAX_INT,
     biases,
@@ -85,6 +86,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: as many as fit
     echo: bool | None = None  # the text_input in front of the answer; None: exclude_input_in_output says
     return_token_ids: bool = False  # of prompt and answer
+    structured_outputs: Any = (
+        None  # the answer's form: one of json, json_object, regex, choice, grammar, structural_tag
+    )
+    guided_json: Any = None  # the same by its older name: a JSON schema
+    guided_regex: str | None = None
+    guided_choice: Sequence[str] | None = None
+    guided_grammar: str | None = None  # EBNF
+    response_format: Any = None  # the same in OpenAI's form
+    json_schema: Any = None  # the same: a JSON schema
     priority: int = 0  # -2**31 … 2**31 - 1; smaller runs earlier
     deadline_ms: float | None = None  # 0 … 2**31, from arrival to the end of the answer; None and 0: none
     cache_salt: str = ""  # at most 256 characters; cached prefixes are shared only under the same salt
@@ -113,13 +123,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "detokenize": (True,),
     "guided_decoding": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-    "response_format": (),
-    "json_schema": (),
     "lora_name": (),
     "logits_processors": ([],),
     "extra_args": (),
@@ -236,6 +239,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "truncate_prompt_tokens": _truncate,
     "echo": partial(flag, "echo"),
     "return_token_ids": partial(flag, "return_token_ids"),
+    **KEEPERS,
     "priority": partial(integer, "priority", low=MIN_PRIORITY, high=MAX_PRIORITY),
     "deadline_ms": partial(real, "deadline_ms", low=0.0, high=MAX_DEADLINE_MS),
     "cache_salt": partial(text, "cache_salt", most=MAX_SALT_CHARS),

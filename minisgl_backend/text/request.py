@@ -20,13 +20,14 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import SequenceId
-from minisgl_backend.messages.sampling import NO_LOGPROBS, Sampling
+from minisgl_backend.messages.sampling import NO_LOGPROBS, Grammar, Sampling
 from minisgl_backend.messages.tokens import count_tokens
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
 from minisgl_backend.text.prompt import Prompt, TextPrompt, kept_tokens, prompt_ids, read_prompt
 from minisgl_backend.text.sample import Reading
 from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
+from minisgl_backend.text.structured.spec import STRUCTURED_FIELDS, GrammarSpec, read_structured
 from minisgl_backend.text.tokenizer import Tokenizer
 
 
@@ -40,6 +41,11 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     echo_prompt: bool  # the prompt stands in front of the text of each answer
     cumulative_logprob: bool  # logprobs are computed although no parameter asks for them
+
+    @property
+    def may_have_form(self) -> bool:
+        """Whether `answer_form` is to be asked before it is tokenised."""
+        return any(getattr(self.params, name) is not None for name in STRUCTURED_FIELDS)
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +106,34 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     )
 
 
-def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw_seed: Callable[[], int]) -> Accepted:
+def answer_form(checked: Checked, tokenizer: Tokenizer) -> tuple[GrammarSpec, tuple[int, ...]] | None:
+    """The form that the answer must have, and what may end it; None: any. Slow for large schemas: runs in a thread.
+
+    Raises InvalidRequest or UnsupportedFeature, naming the field.
+    """
+    params = checked.params
+    spec = read_structured({name: getattr(params, name) for name in STRUCTURED_FIELDS})
+    if spec is None:
+        return None
+    if params.ignore_eos:
+        raise InvalidRequest("ignore_eos", f"must be false with {spec.field}: such an answer ends when it is whole")
+    ends = _ends(params, tokenizer)
+    if not ends:
+        raise InvalidRequest(spec.field, "needs stop_token_ids: this model has no end-of-sequence token")
+    return spec, ends
+
+
+def tokenise(
+    checked: Checked,
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    draw_seed: Callable[[], int],
+    grammar: Grammar | None = None,
+) -> Accepted:
     """Encodes the prompt and the bad words, and applies the length rule. Slow for long texts and chats: may run in a
     thread.
 
-    draw_seed: gives 0 … 2**63 - 1; called once, and only when the request names no seed.
+    draw_seed: gives 0 … 2**63 - 1; called once, and only when the request names no seed. grammar: of `answer_form`.
     Raises InvalidRequest or UnsupportedFeature naming the field.
     """
     params = checked.params
@@ -114,6 +143,8 @@ def tokenise(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits, draw
     ends = _ends(params, tokenizer)
     rules = token_rules(params, tokenizer, ends)
     sampling = resolve_sampling(params, tokenizer.vocab_size, seed, rules, checked.cumulative_logprob)
+    if grammar is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return Accepted(
         prompt_ids=ids,
         prompt_text=echoed.text if isinstance(echoed, TextPrompt) else "",

@@ -5,7 +5,7 @@ The fake device builds a runner without loading torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl_backend.config import EngineConfig
@@ -15,14 +15,20 @@ from minisgl_backend.models.spec import read_model_spec
 from minisgl_backend.worker.runner import StepRunner
 
 Progress = Callable[[str], None]
+TokenBytes = Callable[[], Sequence[bytes]]
 
 
 def build_runner(
-    config: EngineConfig, folder: Path, rank: int = 0, progress: Progress = lambda line: None
+    config: EngineConfig,
+    folder: Path,
+    rank: int = 0,
+    progress: Progress = lambda line: None,
+    token_bytes: TokenBytes = tuple,
 ) -> StepRunner:
     """Opens the device, loads the weights and sizes the KV pool.
 
     progress: gets one line per stage, for the operator. Also sets the threads of torch's CPU kernels in this process.
+    token_bytes: gives of each id what it adds to the text; without it no sequence can have a grammar.
     Raises StartError: a wrong setting, a model that can not run, no room for one page.
     """
     if rank != 0:
@@ -35,4 +41,4 @@ def build_runner(
 
     from minisgl_backend.worker.torch_runner import build_torch_runner
 
-    return build_torch_runner(config, spec, folder, context_tokens, progress)
+    return build_torch_runner(config, spec, folder, context_tokens, progress, token_bytes)

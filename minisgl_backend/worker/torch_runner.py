@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from minisgl_backend.models.model import Model
 from minisgl_backend.models.registry import load_model
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
@@ -51,6 +53,7 @@ class TorchRunner:
         max_running: int,
         context_tokens: int,
         token_budget: int,
+        grammars: GrammarSlots,
     ) -> None:
         self._model = model
         self._device = device
@@ -59,6 +62,7 @@ class TorchRunner:
         self._max_running = max_running
         self._context_tokens = context_tokens
         self._token_budget = token_budget
+        self._grammars = grammars
         self._slots = self._fresh_slots()
         self._spoilt = SpoiltSlots(max_running)
         self._last_step = 0
@@ -93,11 +97,13 @@ class TorchRunner:
 
     def close(self) -> None:
         self._device.synchronize()
+        self._grammars.close()
         del self._model, self._attention, self._pool, self._slots
 
     @torch.inference_mode()
     def _step(self, plan: BatchPlan) -> StepResult:
         self._slots.admit(plan.admissions)
+        self._grammars.admit(plan.admissions)
         self._slots.grant(plan.grants)
         if not plan.row_slots:
             return StepResult(plan.step, ())
@@ -116,6 +122,7 @@ class TorchRunner:
         tables = self._slots.tables_of(torch.from_numpy(slots).to(to), int((starts + lengths).max()))
 
         sampled = np.flatnonzero(samples)
+        filling = self._grammars.begin(slots[sampled])
         attention = self._attention.begin(StepRows(starts, lengths, tables))
         last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
         asked = tokens_asked(self._slots, slots, starts, lengths)
@@ -129,16 +136,20 @@ class TorchRunner:
         if not len(sampled):
             self._device.synchronize()
             return StepResult(plan.step, (), prompt_logprobs=prompts)
-        chosen, logprobs = self._draw(logits, slots[sampled], (starts + lengths)[sampled])
-        return StepResult(plan.step, tuple(chosen.tolist()), "", logprobs, prompts)
+        chosen, logprobs = self._draw(logits, slots[sampled], (starts + lengths)[sampled], filling)
+        tokens_drawn = tuple(chosen.tolist())
+        self._grammars.drew(slots[sampled], tokens_drawn)
+        return StepResult(plan.step, tokens_drawn, "", logprobs, prompts)
 
-    def _draw(self, logits: Tensor, slots: Rows, positions: Rows) -> tuple[Tensor, tuple[Logprobs, ...]]:
+    def _draw(
+        self, logits: Tensor, slots: Rows, positions: Rows, filling: Future[TokenMasks] | None
+    ) -> tuple[Tensor, tuple[Logprobs, ...]]:
         """logits [rows, vocab] of the rows that sample the tokens at `positions` of `slots` → the tokens, which are the
         slots' own from now on, and what is told of them.
         """
         parameters = self._slots.sampling.take(slots)
         rules = self._slots.rules.of(slots, positions)
-        masks: TokenMasks | None = None  # of the rows that have a grammar; every token before theirs is known here
+        masks = filling.result() if filling is not None else None
         chosen = draw_tokens(logits, parameters, positions, rules, masks)
         self._slots.append(slots, positions, chosen)
         if (parameters.logprobs < 0).all():
@@ -161,9 +172,16 @@ class TorchRunner:
 
 
 def build_torch_runner(
-    config: EngineConfig, spec: ModelSpec, folder: Path, context_tokens: int, progress: Callable[[str], None]
+    config: EngineConfig,
+    spec: ModelSpec,
+    folder: Path,
+    context_tokens: int,
+    progress: Callable[[str], None],
+    token_bytes: Callable[[], Sequence[bytes]],
 ) -> TorchRunner:
     """See build_runner."""
+    grammars = GrammarSlots(token_bytes, spec.vocab_size)
+    grammars.warm()
     device = open_device(config.device, config.threads)
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
     progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
@@ -181,6 +199,7 @@ def build_torch_runner(
                 max_running=config.max_running,
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,
+                grammars=grammars,
             )
 
         num_pages = _choose_pages(config, shape, device, context_tokens, runner)

@@ -56,11 +56,23 @@ def _inline_rank(config: EngineConfig, folder: Path) -> Callable[[Say], Rank]:
     def build(say: Say) -> Rank:
         from minisgl_backend.worker.build import build_runner
 
-        runner = build_runner(config, folder, 0, say)
+        runner = build_runner(config, folder, 0, say, token_bytes_of(folder))
         runner.warm_up()
         return _RunnerRank(runner)
 
     return build
+
+
+def token_bytes_of(folder: Path) -> Callable[[], list[bytes]]:
+    """Reads, when it is called, what each id of the model's tokenizer adds to a text."""
+
+    def read() -> list[bytes]:
+        from minisgl_backend.text.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer.load(folder)
+        return tokenizer.shown_bytes[: tokenizer.vocab_size]
+
+    return read
 
 
 class _RunnerRank:

@@ -1,0 +1,160 @@
+"""The process that compiles grammars: it forks a child for each, with limits on time and memory, and outlives it.
+
+    GrammarCompiler ── vocabulary, then jobs, on stdin ──►  python -m (this)  ── fork ──►  child: compile, try out, end
+    GrammarCompiler ◄── one answer a job, on stdout ──────      (waits)       ◄── pipe ───
+
+Where it stands in the flow: started by `actors/grammars.py` on the first grammar. A child begins with the library and
+the vocabulary loaded, so an honest grammar costs milliseconds, and a hostile one takes nothing along when it is killed.
+Both step back behind the engine's own processes. The end of the starter closes stdin, which ends this.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+from typing import IO
+
+import msgspec
+
+from minisgl_backend.text.structured.compiling import Compiler
+from minisgl_backend.text.structured.spec import GrammarSpec
+
+MEMORY_BYTES = 512 << 20  # of address space, of which the library and a large vocabulary take half
+WALL_S = 10.0  # for a machine so busy that the time of a job takes longer
+NICE = 19
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """One grammar."""
+
+    spec: GrammarSpec
+    cpu_s: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Of a job: one of the three."""
+
+    compiled: bytes = b""  # Grammar.compiled
+    fault: str = ""  # what is wrong with the grammar: a clause that follows its name, plain and short
+    exceeded: bool = False  # the child was ended by its limits
+
+
+class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
+    """The first message."""
+
+    token_bytes: list[bytes]  # of every id what it adds to the text
+
+
+def write_frame(pipe: IO[bytes], message: msgspec.Struct) -> None:
+    """Its length, then itself."""
+    data = msgspec.msgpack.encode(message)
+    pipe.write(struct.pack("<I", len(data)) + data)
+    pipe.flush()
+
+
+def read_frame(pipe: IO[bytes]) -> bytes | None:
+    """None: the other side has ended."""
+    head = pipe.read(4)
+    if len(head) < 4:
+        return None
+    (size,) = struct.unpack("<I", head)
+    data = pipe.read(size)
+    return data if len(data) == size else None
+
+
+def _main() -> None:
+    os.nice(NICE)
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    first = read_frame(jobs)
+    if first is None:
+        return
+    compiler = Compiler(msgspec.msgpack.decode(first, type=Vocabulary).token_bytes)
+    decoder = msgspec.msgpack.Decoder(Job)
+    while (frame := read_frame(jobs)) is not None:
+        write_frame(answers, _in_child(compiler, decoder.decode(frame)))
+
+
+def _in_child(compiler: Compiler, job: Job) -> Answer:
+    told, tells = os.pipe()
+    said, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(0)
+        os.dup2(says, 2)  # the library's warnings
+        _limit(job.cpu_s)
+        os._exit(_compile(compiler, job.spec, tells))
+    os.close(tells)
+    os.close(says)
+    try:
+        answer, warnings = _collect(pid, told, said)
+    finally:
+        os.close(told)
+        os.close(said)
+    if answer is not None and answer.compiled and (warning := _words(warnings)):
+        return Answer(fault=f"can not be enforced exactly: {warning}")
+    return answer or Answer(exceeded=True)
+
+
+def _limit(cpu_s: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
+    whole_s = math.ceil(cpu_s) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _compile(compiler: Compiler, spec: GrammarSpec, tells: int) -> int:
+    """In the child. Returns its exit status."""
+    try:
+        answer = Answer(compiled=compiler.compiled(spec))
+    except MemoryError:
+        return 1
+    except Exception as error:  # the library's own, for what it can not read
+        if "bad_alloc" in str(error):
+            return 1
+        answer = Answer(fault=_words(str(error).encode()) or type(error).__name__)
+    with os.fdopen(tells, "wb") as pipe:
+        pipe.write(msgspec.msgpack.encode(answer))
+    return 0
+
+
+def _collect(pid: int, told: int, said: int) -> tuple[Answer | None, bytes]:
+    """Reads both pipes to their ends, or kills the child. None: it was ended by its limits."""
+    parts: dict[int, list[bytes]] = {told: [], said: []}
+    open_pipes, deadline_s = {told, said}, time.monotonic() + WALL_S
+    while open_pipes:
+        ready, _, _ = select.select(sorted(open_pipes), [], [], max(0.0, deadline_s - time.monotonic()))
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+            break
+        for pipe in ready:
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                open_pipes.discard(pipe)
+            elif pipe == told or len(parts[pipe]) < 4:
+                parts[pipe].append(data)
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        return None, b""
+    return msgspec.msgpack.decode(b"".join(parts[told]), type=Answer), b"".join(parts[said])
+
+
+_PLACE = re.compile(r"\[[\d:]+\] [\w./]*?\.(?:cc|h):\d+: (?:Check failed: \(.*?\) is false: )?(?:Warning: )?")
+
+
+def _words(raw: bytes) -> str:
+    """The library's own, without its time and place; they may quote the client at any length."""
+    lines = [_PLACE.sub("", line).strip() for line in raw.decode("utf-8", "replace").splitlines()]
+    return ascii("; ".join(line for line in lines if line))[1:-1][:300]
+
+
+if __name__ == "__main__":
+    _main()
