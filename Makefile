@@ -60,7 +60,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 fuzz: $(STAMP)
-	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} $(BIN)/pytest tests/property $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} MINISGL_FUZZ_STREAMS=$${MINISGL_FUZZ_STREAMS:-10000} $(BIN)/pytest tests/property $(ARGS)
 
 mutation: $(STAMP)
 	$(BIN)/python -m tests.mutation $(ARGS)

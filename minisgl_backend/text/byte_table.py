@@ -92,6 +92,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
+
+
+def byte_level_text(data: bytes) -> str:
+    """How a byte-level vocabulary writes a token of these bytes."""
+    return "".join(_CHARACTER_OF[byte] for byte in data)
 
 
 def _byte_level(token: str) -> bytes:

@@ -24,6 +24,7 @@ from minisgl_backend.text.chat import PLAIN, ChatOptions, check_continued, plain
 from minisgl_backend.text.chat_template import ChatTemplate
 from minisgl_backend.text.client_template import render_client_template
 from minisgl_backend.text.control import END_MARK, ControlWords, pieces
+from minisgl_backend.text.tekken import named_tokens, tokenizer_json
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -66,19 +67,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Reads tokenizer.json and, where they are, the small JSON files and the chat template beside it.
+        """Reads tokenizer.json (or tekken.json, where it is alone) and, where they are, the small JSON files and the
+        chat template beside it.
 
         Raises ModelUnsupported, in one sentence for the operator, when there is no usable tokenizer.
         """
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).is_file()]
-            hint = f" ({others[0]} alone is not supported: save the fast tokenizer beside it)" if others else ""
-            raise ModelUnsupported(f"{folder} has no tokenizer: tokenizer.json is missing{hint}")
+        path, raw = _tokenizer_file(folder)
         try:
-            raw = path.read_bytes()
             file = msgspec.json.decode(raw, type=_TokenizerFile)
-            rust = RustTokenizer.from_str(raw.decode())
+            rust = RustTokenizer.from_str(raw)
         except Exception as error:  # the tokenizers package raises bare Exception for every fault of the file
             raise ModelUnsupported(f"{path} can not be read as a tokenizer: {error}") from None
         rust.no_truncation()  # a file may ask for it; a prompt must never be cut without a word
@@ -202,6 +199,8 @@ class _ModelFiles(msgspec.Struct, frozen=True):
     @staticmethod
     def read(folder: Path) -> _ModelFiles:
         tokenizer_config = _json_object(folder / "tokenizer_config.json")
+        if not (folder / "tokenizer.json").is_file():
+            tokenizer_config = named_tokens() | tokenizer_config
         return _ModelFiles(
             tokenizer_config=tokenizer_config,
             special_tokens_map=_json_object(folder / "special_tokens_map.json"),
@@ -209,6 +208,21 @@ class _ModelFiles(msgspec.Struct, frozen=True):
             generation_config=_json_object(folder / "generation_config.json"),
             template=_template(folder, tokenizer_config),
         )
+
+
+def _tokenizer_file(folder: Path) -> tuple[Path, str]:
+    """Where the tokenizer stands, and the text of its tokenizer.json. Raises ModelUnsupported."""
+    path, tekken = folder / "tokenizer.json", folder / "tekken.json"
+    if path.is_file():
+        try:
+            return path, path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelUnsupported(f"{path} can not be read as a tokenizer: {error}") from None
+    if tekken.is_file():
+        return tekken, tokenizer_json(tekken)
+    others = [name for name in ("tokenizer.model", "vocab.json") if (folder / name).is_file()]
+    hint = f" ({others[0]} alone is not supported: save the fast tokenizer beside it)" if others else ""
+    raise ModelUnsupported(f"{folder} has no tokenizer: tokenizer.json is missing{hint}")
 
 
 def _json_object(path: Path) -> dict[str, Any]:
