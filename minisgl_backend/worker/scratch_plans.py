@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
-from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
 
 _CHUNK_TOKENS = 16
-_FILTERED = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=0, sample_index=0)
+_ONE = pack_tokens([0])
+_EVERYTHING = Sampling(
+    temperature=1.0,
+    top_k=40,
+    top_p=0.9,
+    seed=0,
+    sample_index=0,
+    min_p=0.01,
+    logprobs=1,
+    prompt_logprobs=1,
+    rules=TokenRules(0.1, 0.1, 1.1, _ONE, (0.1,), _ONE, (_ONE, _ONE * 2), 1 << 30, _ONE),
+)
 
 _Row = tuple[int, int, int, int]  # slot, start, length, sample
 
@@ -21,7 +32,8 @@ def warm_up_plans(
 ) -> tuple[BatchPlan, ...]:
     """Two sequences, one a step behind the other: a fresh chunk, a chunk with a prefix, a decode row.
 
-    So every kind of row, alone and mixed, greedy and filtered, runs once; one sequence when there is one slot only.
+    So every kind of row, alone and mixed, greedy and with all that sampling can be asked for but a grammar, runs once;
+    one sequence when there is one slot only.
     """
     chunk = min(_CHUNK_TOKENS, (context_tokens - 1) // 2, token_budget // 2)
     life = [(0, chunk, 0), (chunk, chunk, 1), (2 * chunk, 1, 1)] if chunk else [(0, 1, 1)]
@@ -31,7 +43,7 @@ def warm_up_plans(
     for step in range(len(life) + len(slots) - 1):
         rows = [(slot, *life[step - slot]) for slot in slots if 0 <= step - slot < len(life)]
         begins = [slot for slot, start, _, _ in rows if start == 0]
-        admissions = tuple(Admission(SlotId(slot), prompt, (_FILTERED, GREEDY)[slot]) for slot in begins)
+        admissions = tuple(Admission(SlotId(slot), prompt, (_EVERYTHING, GREEDY)[slot]) for slot in begins)
         plans.append(_plan(step + 1, admissions, rows, _pages(context_tokens, page_size, scratch_page)))
     return tuple(plans)
 
@@ -44,7 +56,7 @@ def largest_plan(
     """
     known = context_tokens - 1
     prompt = pack_tokens([0] * known)
-    admissions = tuple(Admission(SlotId(slot), prompt, _FILTERED) for slot in range(max_running))
+    admissions = tuple(Admission(SlotId(slot), prompt, _EVERYTHING) for slot in range(max_running))
     rows: list[_Row] = [(slot, known - 1, 1, 1) for slot in range(max_running - 1)]
     chunk = min(token_budget - len(rows), known)
     rows.append((max_running - 1, known - chunk, chunk, 1))

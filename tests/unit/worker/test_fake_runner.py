@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import msgspec
@@ -13,9 +15,9 @@ import pytest
 from fakes.plans import Planner, generate
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.messages.ids import SlotId, StepId
-from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
-from minisgl_backend.messages.sampling import GREEDY
-from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.messages.plan import Admission, BatchPlan, Logprobs, PageGrant
+from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 from minisgl_backend.worker.build import build_runner
 from minisgl_backend.worker.fake import FakeRunner, fake_continuation
 
@@ -49,6 +51,22 @@ def test_tokens_are_those_of_each_sequence_alone(page_size: int, chunk_tokens: i
     answers = generate(runner.run, Planner(page_size, runner.num_pages), PROMPTS, 20, chunk_tokens=chunk_tokens)
     assert answers == [fake_continuation(prompt, 20) for prompt in PROMPTS]
     assert len({token for answer in answers for token in answer}) > 60, "tokens should differ"
+
+
+def test_it_tells_plausible_logprobs_of_prompts_and_tokens_to_those_who_ask() -> None:
+    runner = FakeRunner(CONFIG, vocabulary=range(10, 15))
+    asks = Sampling(0.0, 0, 1.0, 0, 0, logprobs=2, prompt_logprobs=0)
+    begin = Admission(SlotId(0), pack_tokens([11, 12, 13, 14]), asks, num_outputs=1)
+    first = runner.run(plan(1, ((0, 0, 2, 0),), (begin,), (grant(0, 0),)))
+    (told,) = first.prompt_logprobs
+    assert told == Logprobs(1, pack_tokens([12, 13]), told.values, pack_tokens([1, 1]))
+    second = runner.run(plan(2, ((0, 2, 2, 1),)))
+    assert second.prompt_logprobs == (), "what was sampled before is no prompt"
+    (told,) = second.logprobs
+    (token,) = second.tokens
+    assert told.position == 4 and list(unpack_tokens(told.ids)) == [token, token, (token - 9) % 5 + 10]
+    values = [math.exp(value) for value in array("f", told.values)]
+    assert values == pytest.approx([0.5, 0.5, 0.25])
 
 
 def test_tokens_lie_in_the_vocabulary_and_are_never_reserved() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
+from fakes.forward import load, logits_of
 from fakes.plans import Planner, generate
 from fakes.random_model import write_random_llama
 from minisgl_backend.attention.torch_backend import TorchAttention
@@ -253,6 +255,27 @@ def test_a_step_out_of_memory_is_answered_so_and_the_runner_goes_on_with_who_is_
     again = Planner(16, 64)
     again._step = 2
     assert generate(runner.run, again, PROMPTS[:2], 4) == expected
+
+
+def test_prompt_logprobs_of_a_runner_are_those_of_its_logits_in_any_chunks_and_not_of_its_outputs(folder: Path) -> None:
+    """Against the model's own logits; a sequence that was retracted comes with three outputs behind its prompt."""
+    prompt = list(range(40, 70))
+    exact = logits_of(load(folder), prompt, [len(prompt)], 16, torch.float32).double().log_softmax(-1)
+    asks = Sampling(0.0, 0, 1.0, 0, 0, prompt_logprobs=3)
+    for chunk in (1, 7, 30):
+        runner = build(folder)
+        planner = Planner(16, runner.num_pages)
+        planner.admit(0, prompt, asks)
+        planner._admissions = [msgspec.structs.replace(planner._admissions[0], num_outputs=3)]
+        told = []
+        while not told or planner._computed[0] < len(prompt):
+            told += runner.run(planner.plan([(0, chunk)])).prompt_logprobs
+        ids = np.concatenate([np.frombuffer(one.ids, "<i4").reshape(-1, 4) for one in told])
+        values = np.concatenate([np.frombuffer(one.values, "<f4").reshape(-1, 4) for one in told])
+        assert ids[:, 0].tolist() == prompt[1:-3] and told[0].position == 1
+        expected = exact[: len(ids)]
+        np.testing.assert_allclose(values, expected.gather(-1, torch.from_numpy(ids).long()), atol=1e-4)
+        assert ids[:, 1].tolist() == expected.argmax(-1).tolist()
 
 
 class ShortOfMemory:
