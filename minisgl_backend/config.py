@@ -37,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True  # keep K/V of prompts and outputs for later prompts that begin alike
     reserve: Literal["learned", "full"] = "learned"  # pages kept for running sequences; full: for the worst case
     mixed: bool = True  # decode rows and prompt chunks in one step; False: prompts first, in steps of their own
-    overlap: bool = False  # plan the next step while one runs
+    overlap: bool = True  # plan the next step while one runs; False: depth 0, the reference
     target_itl_ms: float = 0.0  # time between two tokens of a stream that prompts of others may cause; 0: no target
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU

@@ -26,7 +26,7 @@ def engines(folder: Path) -> Iterator[dict[str, LLM]]:
         "mixed": {"mixed": True},
         "either-or": {"mixed": False},
         "target": {"mixed": True, "target_itl_ms": 20.0},
-        "overlap": {"overlap": True},
+        "depth 0": {"overlap": False},
     }
     sizes = {"device": "cpu", "executor": "inline", "max_running": 4, "token_budget": 32, "kv_bytes": 8 << 20}
     with ExitStack() as stack:
@@ -36,7 +36,7 @@ def engines(folder: Path) -> Iterator[dict[str, LLM]]:
         }
 
 
-def test_greedy_tokens_are_the_same_mixed_either_or_under_a_target_and_with_overlap(engines: dict[str, LLM]) -> None:
+def test_greedy_tokens_are_the_same_mixed_either_or_under_a_target_and_at_depth_0(engines: dict[str, LLM]) -> None:
     mixed.check_same_answers(list(engines.values()), ["the cat", "a thing of the"], "in the world " * 30)
 
 

@@ -66,8 +66,8 @@ class Client:
 
 @pytest.fixture
 def overlap() -> bool:
-    """Off unless a test asks for both: most of these are about processes and not about steps."""
-    return False
+    """As users have it unless a test asks for both: most of these are about processes and not about steps."""
+    return EngineConfig().overlap
 
 
 @pytest.fixture
