@@ -69,7 +69,7 @@ soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)
 
 bench: $(STAMP) fetch
-	$(BIN)/python -m load.bench.baseline $(ARGS)
+	$(BIN)/python -m load.bench.path $(ARGS)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m load.bench.scheduler $(ARGS)

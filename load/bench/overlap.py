@@ -22,9 +22,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from load.bench.baseline import make_prompts
 from load.bench.regime import regime
 from load.step_trace import Event, Summary, end_of, read_trace, summarise
+from load.workloads.words import make_prompts
 from minisgl_backend.config import parse_setting
 from minisgl_backend.llm import LLM
 from minisgl_backend.text.parameters import SamplingParams
