@@ -67,7 +67,7 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     if place.cpus:
         os.sched_setaffinity(0, place.cpus)  # before there are threads that would not inherit it
     config = msgspec.structs.replace(settings.config, threads=place.threads)
-    from minisgl_backend.worker.build import build_runner
+    from minisgl_backend.worker.build import build_runner, import_torch
 
     role = f"worker-{rank}"
     inbox: WireInbox[ToWorker] = WireInbox(context, home / role, ToWorker, CAPACITY)
@@ -75,6 +75,7 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     def say(line: str) -> None:
         host.put(Loading(role, line))
 
+    import_torch(config, Path(settings.model_folder), say)
     with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
         runner: StepRunner = build_runner(config, Path(settings.model_folder), rank, say)
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)

@@ -54,6 +54,7 @@ class EngineUp:
     to_scheduler: Outlet[TextToScheduler]
     pool_tokens: int
     pids: tuple[tuple[str, int], ...]
+    start: str = ""  # StartTimes.report
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,8 @@ class TextActor:
             allow_client_template=self._config.allow_client_template,
             priorities=self._config.policy == "priority",
         )
-        self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
+        start = f", {self._engine.start}" if self._engine.start else ""
+        self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV{start}"))
 
     def _on_engine_down(self) -> None:
         self._engine = None
