@@ -4,9 +4,9 @@ machine and the settings, and nowhere else.
     device/machine.py ── Machine ────►  place (here)  ── Placement ──►  environment and affinity of each worker
     settings `threads`, `cpu_cores` ─►                                  a line for each, for the operator
 
-Only workers compute with several threads. Host, scheduler and Triton are awake for a small part of the time, in one
-thread each; they get what is left over where cores are plenty, and share the workers' cores where they are few. The
-reasons and the measurements are in docs/performance.md, "Threads and cores".
+Only workers compute with several threads. A step is as slow as its slowest thread, so one core is left to those who
+would take it away from time to time: host, scheduler, Triton, and whatever else runs. Why, and what it is worth, is in
+docs/performance.md, "Threads and cores".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from minisgl_backend.config import parse_cpu_cores
 from minisgl_backend.errors import ConfigError
 
-_SPARE_FROM = ((32, 2), (8, 1))  # physical cores a machine has from so many on → left to everybody else
+_SPARE_FROM = ((32, 2), (2, 1))  # physical cores a machine has from so many on → left to everybody else
 _SPIN_ROUNDS = 1000  # of libgomp's wait: 10 to 40 µs, about what it costs to wake a thread
 
 
@@ -94,7 +94,7 @@ def _free(machine: Machine, ranks: int, threads: int) -> WorkerPlace:
     usable = min(cores, int(machine.quota_cores)) if limited else cores
     spare = next((spare for least, spare in _SPARE_FROM if usable >= least), 0)
     count = threads or max((usable - spare) // ranks, 1)
-    spins = spare > 0 and not limited and count * ranks + spare <= cores
+    spins = count > 1 and spare > 0 and not limited and count * ranks + spare <= cores
     return WorkerPlace(count, (), _SPIN_ROUNDS if spins else 0)
 
 

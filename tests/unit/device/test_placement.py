@@ -33,16 +33,19 @@ LARGE = machine(64, smt=2, nodes=2)
     ("described", "threads", "spin_rounds"),
     [
         (machine(1), 1, 0),
-        (machine(2), 2, 0),
-        (machine(4), 4, 0),
-        (machine(4, smt=2), 4, 0),
+        (machine(1, smt=2), 1, 0),
+        (machine(2), 1, 0),
+        (machine(2, smt=2), 1, 0),
+        (machine(4), 3, 1000),
+        (machine(4, smt=2), 3, 1000),
         (machine(8), 7, 1000),
         (machine(8, smt=2), 7, 1000),
         (machine(16), 15, 1000),
         (LARGE, 62, 1000),
         (machine(2, quota=1.5), 1, 0),
         (machine(64, quota=0.5), 1, 0),
-        (machine(64, quota=4.0), 4, 0),
+        (machine(64, quota=2.0), 1, 0),
+        (machine(64, quota=4.0), 3, 0),
         (machine(64, quota=16.0), 15, 0),
         (machine(8, quota=64.0), 7, 0),
     ],
@@ -55,8 +58,8 @@ def test_a_worker_has_a_thread_for_each_core_it_may_use_less_what_is_left_to_the
 
 
 def test_only_the_cores_of_the_affinity_mask_count() -> None:
-    masked = Machine(tuple(cpu for cpu in LARGE.cpus if cpu.id in (3, 67, 4)), math.inf)
-    assert place(masked).workers == (WorkerPlace(2, (), 0),), "3 and 67 are one core"
+    masked = Machine(tuple(cpu for cpu in LARGE.cpus if cpu.id in (3, 67, 4, 70)), math.inf)
+    assert place(masked).workers == (WorkerPlace(2, (), 1000),), "3 and 67 are one core"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100])
@@ -121,7 +124,8 @@ def test_lists_of_cpus_are_written_as_linux_does() -> None:
     ("described", "settings", "line"),
     [
         (machine(1), {}, "worker-0: 1 thread on any of 1 core"),
-        (machine(2), {}, "worker-0: 2 threads on any of 2 cores, sleeping while they wait"),
+        (machine(2), {}, "worker-0: 1 thread on any of 2 cores"),
+        (machine(2), {"threads": 2}, "worker-0: 2 threads on any of 2 cores, sleeping while they wait"),
         (machine(8), {}, "worker-0: 7 threads on any of 8 cores, looking for one another a moment before they sleep"),
         (machine(2, quota=1.5), {}, "worker-0: 1 thread on any of 2 cores with a quota of 1.5"),
         (LARGE, {"cpu_cores": "0-3,8"}, "worker-0: 5 threads pinned to CPUs 0-3,8, sleeping while they wait"),
