@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import Chunk, Failed, Finished, Output, Started
@@ -32,11 +33,19 @@ UNLOADED = "the model is being unloaded"
 Cancel = Callable[[RequestId], None]
 
 
+class Fence(Protocol):
+    """Told of every question for a cancel that went to the server and back: see calls.Retained."""
+
+    def mark(self) -> int: ...
+
+    def passed(self, mark: int) -> None: ...
+
+
 class Outbox:
     """The sender threads of one bridge."""
 
-    def __init__(self, log: Logger, threads: int = THREADS) -> None:
-        self._senders = tuple(Sender(index, threads, log) for index in range(threads))
+    def __init__(self, log: Logger, threads: int = THREADS, fence: Fence | None = None) -> None:
+        self._senders = tuple(Sender(index, threads, log, fence) for index in range(threads))
 
     def start(self, cancel: Cancel) -> None:
         """`cancel` is called from the sender threads, once per request whose client left."""
@@ -85,8 +94,9 @@ class Outbox:
 class Sender:
     """One thread, and the replies it owns."""
 
-    def __init__(self, index: int, of: int, log: Logger) -> None:
+    def __init__(self, index: int, of: int, log: Logger, fence: Fence | None = None) -> None:
         self._log = log
+        self._fence = fence
         self._name = f"minisgl-sender-{index}"
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards all below; the replies themselves belong to the thread
@@ -182,7 +192,11 @@ class Sender:
                 cancel(id)
 
     def _ask(self, id: RequestId, reply: Reply, cancel: Cancel) -> None:
-        if reply.is_cancelled():
+        mark = 0 if self._fence is None else self._fence.mark()
+        cancelled = reply.is_cancelled()
+        if self._fence is not None and not cancelled and not reply.ended:
+            self._fence.passed(mark)
+        if cancelled:
             with self._changed:
                 self._polls.remove(id)
             cancel(id)  # the request ends as always, with the terminal output that this brings about

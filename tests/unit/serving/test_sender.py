@@ -186,3 +186,37 @@ def test_stopping_sends_what_is_posted_and_fails_the_rest() -> None:
     assert (slow.text, done.text, rest.text) == ("slow", "posted", "begun")
     assert [(a.code, a.final) for a in rest.answers][-1] == (TritonError.UNAVAILABLE, True)
     assert slow.finals == done.finals == rest.finals == 1
+
+
+class Passed:
+    """A fence that notes what came back."""
+
+    def __init__(self) -> None:
+        self.marks = self.passes = 0
+        self.came_back = threading.Event()
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def passed(self, mark: int) -> None:
+        assert mark == self.marks, "the mark is taken before the question"
+        self.passes += 1
+        self.came_back.set()
+
+
+def test_a_question_that_came_back_passes_the_fence_but_not_one_that_found_a_cancel() -> None:
+    fence, stub, link = Passed(), FakeStub(), FakeLink()
+    outbox = Outbox(stub.Logger, 1, fence)
+    outbox.start(link.cancel)
+    try:
+        sender = FakeSender(stub)
+        outbox.open(RequestId(1), Reply(stub, sender, True, Wanted()))
+        assert fence.came_back.wait(WAIT_S)
+        sender.cancelled = True
+        link.wait_cancelled(1)
+        assert fence.passes < fence.marks, "the question that found the cancel passed nothing"
+        outbox.post([failed(1, Status.CANCELLED, "the client left")])
+        sender.wait_final()
+    finally:
+        assert outbox.stop(WAIT_S)
