@@ -60,6 +60,7 @@ class Reply:
         self._started: Started | None = None  # comes before the first text
         self._text = ""  # received and not sent yet
         self._tokens = b""  # packed int32, those of the text and of what has no text
+        self._not_finished: Any = None  # one tensor for all responses that do not end the answer, once it is needed
         self._ended = False
 
     @property
@@ -128,17 +129,25 @@ class Reply:
         """The response of what is held, which is then held no more."""
         text, self._text = self._text, ""
         tokens, self._tokens = self._tokens, b""
-        wanted = self._wanted
-        outputs = {"text_output": _one(text.encode("utf-8"))}
+        wanted, tensor = self._wanted, self._stub.Tensor
+        tensors = [tensor("text_output", _one(text.encode("utf-8")))]
         if wanted.finish_reason:
-            outputs["finish_reason"] = _one(reason.encode("ascii"))
+            tensors.append(self._reason(reason))
         if wanted.num_output_tokens:
-            outputs["num_output_tokens"] = np.array([count_tokens(tokens)], dtype=np.uint32)
+            tensors.append(tensor("num_output_tokens", np.array([count_tokens(tokens)], dtype=np.uint32)))
         if wanted.output_ids:
-            outputs["output_ids"] = np.frombuffer(tokens, dtype="<i4").astype(np.int32)
+            tensors.append(tensor("output_ids", np.frombuffer(tokens, dtype="<i4").astype(np.int32)))
         if self._started is not None:
-            outputs |= _of_start(self._started, wanted)
-        return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
+            tensors += [tensor(name, array) for name, array in _of_start(self._started, wanted).items()]
+        return self._stub.InferenceResponse(tensors)
+
+    def _reason(self, reason: str) -> Any:
+        """Triton only reads a tensor, so one may be in many responses, though of one thread alone."""
+        if reason != NOT_FINISHED:
+            return self._stub.Tensor("finish_reason", _one(reason.encode("ascii")))
+        if self._not_finished is None:
+            self._not_finished = self._stub.Tensor("finish_reason", _one(NOT_FINISHED.encode("ascii")))
+        return self._not_finished
 
     def _error(self, status: Status, message: str) -> Any:
         code = getattr(self._stub.TritonError, ERROR_CODES[status], None)  # old stubs lack some codes, or all

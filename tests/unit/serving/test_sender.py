@@ -13,8 +13,9 @@ from fakes.engine_link import WAIT_S, FakeLink, chunk, failed, finished
 from fakes.triton_stub import FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply, Wanted
-from minisgl_backend.serving.sender import Outbox
+from minisgl_backend.serving.sender import Outbox, Sender
 
 
 class Desk:
@@ -109,6 +110,19 @@ def test_a_waiting_request_without_output_is_asked_and_its_cancel_reaches_the_en
     desk.outbox.post([failed(0, Status.CANCELLED, "the client left")])
     assert [(a.code, a.final) for a in sender.wait_final().answers] == [(TritonError.CANCELLED, True)]
     assert other.finals == 0
+
+
+@pytest.mark.parametrize(("slack_s", "outputs_first"), [(1e6, True), (0.0, False)])
+def test_outputs_go_before_questions_unless_one_has_waited_as_long_as_it_may(
+    slack_s: float, outputs_first: bool
+) -> None:
+    stub = FakeStub()
+    sender = Sender(0, 1, stub.Logger)  # not started: the test is its thread
+    sender._polls = PollSchedule(0.0, slack_s, 0.0)  # everybody's turn has come
+    sender.open(RequestId(1), Reply(stub, FakeSender(stub), True, Wanted()))
+    sender.post([chunk(1, "a")])
+    served = [sender._next() for _ in range(2)]
+    assert [bool(work and work[2]) for work in served] == [outputs_first, False]
 
 
 def test_a_cancel_is_passed_on_once(desk: Desk) -> None:
