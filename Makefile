@@ -18,8 +18,8 @@ help:
 	@echo "make check         format, lint, types, import rules, unit tests"
 	@echo "make test          all of it: also property, numeric, contract, case, simulation and end-to-end tests"
 	@echo "make format        write the format and the safe lint fixes"
-	@echo "make fuzz          property tests with many more examples, about an hour (ARGS='-k radix' for a part)"
-	@echo "make mutation      reverts each rule of the scheduler and shows that its test fails (ARGS='rule-9')"
+	@echo "make fuzz          property tests with many more examples and 10,000 random cancels, over an hour (ARGS='-k cancels' for a part)"
+	@echo "make mutation      reverts each rule of scheduler and running engine and shows that its test fails (ARGS='rule-9')"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
@@ -60,7 +60,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 fuzz: $(STAMP)
-	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} MINISGL_FUZZ_STREAMS=$${MINISGL_FUZZ_STREAMS:-10000} $(BIN)/pytest tests/property $(ARGS)
+	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} MINISGL_FUZZ_STREAMS=$${MINISGL_FUZZ_STREAMS:-10000} \
+		MINISGL_CANCELS=$${MINISGL_CANCELS:-10000} $(BIN)/pytest tests/property tests/sim/test_cancels.py tests/sim/test_overlap.py $(ARGS)
 
 mutation: $(STAMP)
 	$(BIN)/python -m tests.mutation $(ARGS)
@@ -69,7 +70,7 @@ soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)
 
 bench: $(STAMP) fetch
-	$(BIN)/python -m load.bench.baseline $(ARGS)
+	$(BIN)/python -m load.bench.path $(ARGS)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m load.bench.scheduler $(ARGS)

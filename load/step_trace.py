@@ -27,7 +27,8 @@ class Summary:
     idle_s: float  # after steps that left something to do
     idle_share: float  # of the two together
     early_share: float  # of those steps: the next plan was with the worker before they ended
-    step_ms: float  # medians
+    gap_ms: float  # medians; this one: between the end of such a step and the begin of the next
+    step_ms: float
     plan_ms: float
     apply_ms: float
     report_ms: float
@@ -62,21 +63,21 @@ def end_of(span: Event) -> float:
 
 def summarise(spans: list[Event]) -> Summary:
     """Raises ValueError when there is no step in it."""
-    idle_us, early, pairs = 0.0, 0, 0
+    early, gaps_us = 0, []
     for group in groups_of(spans):
         steps, applied = named(group, "step"), named(group, "apply")
         for number, step in steps.items():
             if number + 1 in steps and number in applied and applied[number]["args"]["more_to_do"]:
-                pairs += 1
                 early += min(step["args"]["next_plan_here"], 1)
-                idle_us += max(0.0, steps[number + 1]["ts"] - end_of(step))
+                gaps_us.append(max(0.0, steps[number + 1]["ts"] - end_of(step)))
+    idle_us, gap_ms = sum(gaps_us), statistics.median(gaps_us) / 1e3 if gaps_us else 0.0
     busy_us = sum(span["dur"] for span in spans if span["name"] == "step")
     count = sum(span["name"] == "step" for span in spans)
     if not count:
         raise ValueError("no step in this trace")
     share = idle_us / (idle_us + busy_us)
     medians = (_median_ms(spans, name) for name in ("step", "plan", "apply", "report"))
-    return Summary(count, busy_us / 1e6, idle_us / 1e6, share, early / max(pairs, 1), *medians)
+    return Summary(count, busy_us / 1e6, idle_us / 1e6, share, early / max(len(gaps_us), 1), gap_ms, *medians)
 
 
 def _median_ms(spans: list[Event], name: str) -> float:
@@ -93,7 +94,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     print(f"{summary.steps} steps, {summary.step_ms:.2f} ms each (median)")
-    print(f"the worker was idle between steps {summary.idle_share:.1%} of the time")
+    print(f"the worker was idle between steps {summary.idle_share:.1%} of the time, {summary.gap_ms:.2f} ms (median)")
     print(f"the next plan was there before a step ended: {summary.early_share:.1%}")
     print(f"scheduler: plan {summary.plan_ms:.3f} ms, apply {summary.apply_ms:.3f}, report {summary.report_ms:.3f}")
     print(json.dumps(asdict(summary)))

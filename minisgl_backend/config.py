@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from minisgl_backend.errors import ConfigError
 
 SETTINGS_VARIABLE = "MINISGL_SETTINGS"
 """Environment variable: a JSON object of settings that win over `1/model.json`."""
+
+MAX_CPU = 8191
+"""Largest number of a CPU in the setting `cpu_cores`: what Linux can be built for."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,12 +41,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True  # keep K/V of prompts and outputs for later prompts that begin alike
     reserve: Literal["learned", "full"] = "learned"  # pages kept for running sequences; full: for the worst case
     mixed: bool = True  # decode rows and prompt chunks in one step; False: prompts first, in steps of their own
-    overlap: bool = False  # plan the next step while one runs
+    overlap: bool = True  # plan the next step while one runs; False: depth 0, the reference
     target_itl_ms: float = 0.0  # time between two tokens of a stream that prompts of others may cause; 0: no target
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
     kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
-    threads: int = 0  # of the worker's math library; 0: one per core this process may use
+    threads: int = 0  # of the worker's math library; 0: by the machine (device/placement.py)
+    cpu_cores: str = ""  # CPUs the worker is pinned to, as in "0-3,8"; empty: the kernel places it
     generation_config: Literal["auto", "none"] = "auto"  # the model's own defaults of sampling, or vLLM's alone
     allow_client_template: bool = False  # a chat may bring its own template: code of strangers, in a sandbox
     allow_control_tokens: bool = False  # control tokens that a chat's messages spell out are taken as such
@@ -100,8 +105,29 @@ def _check_together(config: EngineConfig) -> None:
         )
     if config.preempt and config.policy != "priority":
         raise ConfigError(f"setting 'preempt' needs 'policy' to be \"priority\", it is {config.policy!r}")
+    parse_cpu_cores(config.cpu_cores)
+    if config.cpu_cores and config.executor != "process":
+        raise ConfigError(f"setting 'cpu_cores' needs 'executor' to be \"process\", it is {config.executor!r}")
     if config.target_itl_ms and not config.mixed:
         raise ConfigError("setting 'target_itl_ms' needs 'mixed': without it each prompt stops all running streams")
+
+
+def parse_cpu_cores(text: str) -> tuple[int, ...]:
+    """The setting `cpu_cores` → CPUs in ascending order: "0-3,8" → 0, 1, 2, 3, 8; "" → none.
+
+    Raises ConfigError for what is no such list.
+    """
+    found: set[int] = set()
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= MAX_CPU:
+            raise ConfigError(
+                "setting 'cpu_cores' must be empty or a list of CPUs from 0 to "
+                f'{MAX_CPU} and ranges of them, as in "0-3,8", got {text!r}'
+            )
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
 
 
 def read_settings(model_json: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:

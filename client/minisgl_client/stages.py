@@ -28,7 +28,7 @@ class Stages:
 
     def note(self, detail: str) -> None:
         """A line under the present stage."""
-        self._out.write(f"[{self._clock() - self._start_s:6.1f} s] {self.current:<8} {detail}".rstrip() + "\n")
+        self._out.write(f"[{self._clock() - self._start_s:6.1f} s] {self.current:<9} {detail}".rstrip() + "\n")
         self._out.flush()
 
     def end(self) -> None:

@@ -24,8 +24,8 @@ from statistics import median, quantiles
 
 from tqdm import tqdm
 
-from load.bench.baseline import make_prompts
 from load.bench.regime import regime
+from load.workloads.words import make_prompts
 from minisgl_backend.llm import LLM
 from minisgl_backend.text.parameters import SamplingParams
 

@@ -82,6 +82,11 @@ class Engine:
         self._reader.start()
         self.ready = Ready("", "", "")
 
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._process.pid
+
     def await_ready(self, patience_s: float) -> None:
         """Raises EngineBroke when the engine says anything else, or nothing in time."""
         self.ready = Ready(**self._answer("ready", patience_s))
@@ -106,7 +111,7 @@ class Engine:
         cpu_s = {process.pid: _cpu_s(process) for process in self.processes()}
         machine = psutil.cpu_times()
         busy_s = sum(machine) - machine.idle - getattr(machine, "iowait", 0.0) - getattr(machine, "guest", 0.0)
-        return Usage(sum(cpu_s.values()), cpu_s.get(self._process.pid, 0.0), busy_s)
+        return Usage(sum(cpu_s.values()), cpu_s.get(self.pid, 0.0), busy_s)
 
     def peak_bytes(self) -> int:
         """Sum over its processes of the most that each had resident; what they share counts in each."""
@@ -115,7 +120,7 @@ class Engine:
     def processes(self) -> list[psutil.Process]:
         """The child, its descendants and those it named with theirs: each once, in order of pid."""
         found: dict[int, psutil.Process] = {}
-        for pid in (self._process.pid, *self.ready.pids):
+        for pid in (self.pid, *self.ready.pids):
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from load.bench.peer_process import Runner
 from load.peers.environment import Environment
@@ -32,10 +35,9 @@ def runner(name: str, arguments: argparse.Namespace, streams: int, context: int)
     """How to start `name` (NAME:DTYPE) for so many streams of at most `context` tokens. Raises NotInstalled."""
     kind, dtype = name.split(":")
     model, kv_bytes = arguments.model, str(arguments.kv_bytes)
-    environment = Environment.of(kind)
     if kind in OURS:
-        driver = (sys.executable, "-m", "load.peers.run_ours")
-        return Runner(name, (*driver, kind, model, dtype, str(streams), kv_bytes))
+        return ours(name, kind, model, {"dtype": dtype, "kv_bytes": arguments.kv_bytes, "max_running": streams})
+    environment = Environment.of(kind)
     match kind:
         case "openvino":
             files = [environment.model(model, "fp32")]
@@ -50,6 +52,12 @@ def runner(name: str, arguments: argparse.Namespace, streams: int, context: int)
         raise NotInstalled(f"not installed: run `python -m load.peers.install_{kind} --model {model}`")
     driver = (str(environment.python), "-m", f"load.peers.run_{kind}")
     return Runner(name, (*driver, *map(str, files), *rest), preload(environment) if kind == "vllm" else ())
+
+
+def ours(name: str, path: str, model: str, settings: Mapping[str, Any]) -> Runner:
+    """Our engine. path: `llm`, alone, or `triton`. settings: of the engine."""
+    driver = (sys.executable, "-m", "load.peers.run_ours")
+    return Runner(name, (*driver, path, model, json.dumps(settings)))
 
 
 def preload(environment: Environment) -> tuple[tuple[str, str], ...]:

@@ -26,6 +26,7 @@ def main(answers: TextIO) -> None:
     scheduler.cache_size = max(1, int(kv_bytes) >> 30)
     scheduler.enable_prefix_caching = True
     precision = _PRECISIONS[dtype]
+    check_computes(dtype, openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
     pipeline = genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 
@@ -34,6 +35,12 @@ def main(answers: TextIO) -> None:
 
     settings = {**properties, "max_num_batched_tokens": scheduler.max_num_batched_tokens, "prefix_caching": True}
     serve(answers, Ready(genai.__version__, "ids", "engine", settings), generate)
+
+
+def check_computes(dtype: str, capabilities: Sequence[str]) -> None:
+    """The hint is only a hint: where the processor lacks `dtype` all is done in fp32, which is no row of `dtype`."""
+    if dtype.upper() not in ("FP32", *capabilities):
+        raise RuntimeError(f"OpenVINO has no {dtype} on this processor ({', '.join(capabilities)}); take openvino:fp32")
 
 
 def generate_all(pipeline: Any, prompts: Prompts, tokens: int, start: float) -> list[Stream]:

@@ -1,11 +1,14 @@
 """Our own engine, driven as the peers are: alone (`LLM`) or through tritonserver and its gRPC streams.
 
-python -m load.peers.run_ours llm|triton MODEL DTYPE STREAMS KV_BYTES
+python -m load.peers.run_ours llm|triton MODEL SETTINGS
+
+SETTINGS are the engine's, as a JSON object.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +26,18 @@ from minisgl_backend.text.parameters import SamplingParams
 
 def main(answers: TextIO) -> None:
     """Starts the engine and answers."""
-    path, model, dtype, streams, kv_bytes = sys.argv[1:]
-    settings: dict[str, Any] = {"kv_bytes": int(kv_bytes), "max_running": int(streams)}
+    path, model, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     if path == "llm":
-        with LLM(model, dtype=dtype, **settings) as llm:
+        with LLM(model, **settings) as llm:
             serve(answers, Ready("", "ids", "engine", settings), lambda *command: stream_llm(llm, *command))
         return
-    with serving("--model", model, "--dtype", dtype, **settings) as server:
+    with serving("--model", model, **settings) as server, asyncio.Runner() as loop:
+        client = loop.run(_connect(server.grpc))
         ready = Ready("", "ids", "client", settings, sorted(engine_processes(server.runtime)))
-        serve(answers, ready, lambda *command: asyncio.run(stream_triton(server.grpc, *command)))
+        try:
+            serve(answers, ready, lambda *command: loop.run(stream_triton(client, *command)))
+        finally:
+            loop.run(client.close())
 
 
 def stream_llm(llm: LLM, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
@@ -48,10 +54,13 @@ def stream_llm(llm: LLM, prompts: Prompts, tokens: int, start: float) -> Sequenc
         return list(threads.map(read, prompts))
 
 
-async def stream_triton(url: str, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
-    """A gRPC stream for each prompt, all on one connection."""
-    async with triton.InferenceServerClient(url) as client:
-        return await asyncio.gather(*(_ask(client, prompt, tokens, start) for prompt in prompts))
+async def stream_triton(client: Any, prompts: Prompts, tokens: int, start: float) -> Sequence[Stream]:
+    """A gRPC stream for each prompt, all on one connection, which stays open from round to round."""
+    return await asyncio.gather(*(_ask(client, prompt, tokens, start) for prompt in prompts))
+
+
+async def _connect(url: str) -> Any:
+    return triton.InferenceServerClient(url)
 
 
 async def _ask(client: Any, prompt: Sequence[int], tokens: int, start: float) -> Stream:

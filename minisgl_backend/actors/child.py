@@ -51,7 +51,7 @@ async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asynci
     assert isinstance(begin, Begin), begin
     scheduler = make_scheduler(settings.config, begin.num_pages, begin.context_tokens)
     workers: list[WireOutlet[BatchPlan]] = [
-        WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(settings.ranks)
+        WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(len(settings.placement.workers))
     ]
     trace = StepTrace(_trace_file(settings), "scheduler", SCHEDULER_TRACK)
     gc.freeze()
@@ -63,7 +63,11 @@ async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asynci
 
 async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:
     """Until Halt."""
-    from minisgl_backend.worker.build import build_runner
+    place = settings.placement.workers[rank]
+    if place.cpus:
+        os.sched_setaffinity(0, place.cpus)  # before there are threads that would not inherit it
+    config = msgspec.structs.replace(settings.config, threads=place.threads)
+    from minisgl_backend.worker.build import build_runner, import_torch
 
     role = f"worker-{rank}"
     inbox: WireInbox[ToWorker] = WireInbox(context, home / role, ToWorker, CAPACITY)
@@ -72,8 +76,10 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
         host.put(Loading(role, line))
 
     folder = Path(settings.model_folder)
+    import_torch(config, folder, say)
+    token_bytes = token_bytes_of(folder)
     with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
-        runner: StepRunner = build_runner(settings.config, folder, rank, say, token_bytes_of(folder))
+        runner: StepRunner = build_runner(config, folder, rank, say, token_bytes)
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)
     try:
         runner.warm_up()

@@ -12,18 +12,16 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from minisgl_backend.actors.launch import Place, find
-from minisgl_backend.actors.wire import endpoint, send_now
+from minisgl_backend.actors.loop_socket import LoopSocket
+from minisgl_backend.actors.wire import endpoint
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.client import PROTOCOL, Health, Hello, Inspect, Retire, Stats, ToHolder, ToHost, Welcome
 from minisgl_backend.messages.codec import Decoder, encode
 
-_BACKLOG = 65_536
 _WELCOME_S = 60.0
 
 
@@ -32,13 +30,11 @@ class Connection:
 
     def __init__(self, place: Place, *, lease: bool) -> None:
         self._place = place
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, _BACKLOG)
-        self._socket.setsockopt(zmq.RCVHWM, _BACKLOG)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = LoopSocket(self._context.socket(zmq.DEALER))
         self._decoder: Decoder[ToHolder] = Decoder(ToHolder)
         self._lease = lease
-        self._died: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._died = False
         self._pidfd: int | None = None
 
     def __enter__(self) -> Connection:
@@ -49,9 +45,9 @@ class Connection:
         except ProcessLookupError:
             self._on_death()
         except OSError:
-            self._context.destroy(linger=0)
+            self._close(0)
             raise
-        self._socket.connect(endpoint(self._place.run_dir / "door"))
+        self._socket.raw.connect(endpoint(self._place.run_dir / "door"))
         self.put(Hello(PROTOCOL, os.getpid(), self._lease))
         return self
 
@@ -59,38 +55,46 @@ class Connection:
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
-        self._context.destroy(linger=0 if self._died.done() else 1000)
+        self._close(0 if self._died else 1000)
 
     def put(self, message: ToHost) -> None:
-        send_now(self._socket, (encode(message),))
+        self._socket.send_now((encode(message),))
+
+    def _close(self, linger_ms: int) -> None:
+        self._socket.close(linger_ms)
+        self._context.term()
 
     def _on_death(self) -> None:
-        if not self._died.done():
-            self._died.set_result(None)
-            if self._pidfd is not None:
-                asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._died = True
+        self._socket.wake()
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
 
     async def messages(self) -> AsyncIterator[ToHolder]:
         """ToHolder messages until the host's process ends. Raises StartError when it never says Welcome."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _WELCOME_S
-        welcomed = False
+        deadline: float | None = loop.time() + _WELCOME_S  # None: it has said Welcome
         while True:
-            receiving: asyncio.Future[Any] = asyncio.ensure_future(self._socket.recv())
-            patience = None if welcomed else max(0.0, deadline - loop.time())
-            try:
-                await asyncio.wait({receiving, self._died}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                if not receiving.done():
-                    receiving.cancel()
-            if receiving.done() and not receiving.cancelled():
-                message = self._decoder.decode(receiving.result())
-                welcomed |= isinstance(message, Welcome)
+            frames = self._socket.receive_now()
+            if frames is not None:
+                message = self._decoder.decode(frames[-1])
+                if isinstance(message, Welcome):
+                    deadline = None
                 yield message
-            elif self._died.done():
+                await asyncio.sleep(0)  # a host that never pauses must not keep what we have to say back
+            elif self._died:
                 return
             else:
-                raise StartError(f"the engine host (pid {self._place.pid}) does not answer; see its engine.log")
+                await self._changed(deadline)
+
+    async def _changed(self, deadline: float | None) -> None:
+        """Until there may be a message, or the host's process has ended."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._socket.changed()
+        except TimeoutError:
+            silent = f"the engine host (pid {self._place.pid}) does not answer; see its engine.log"
+            raise StartError(silent) from None
 
 
 async def inspect(run_dir: Path) -> Stats | None:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
 from minisgl_backend.actors.lease import Leases
+from minisgl_backend.actors.loop_socket import LoopSocket
 from minisgl_backend.actors.mailbox import LocalMailbox
-from minisgl_backend.actors.wire import endpoint, send_now
+from minisgl_backend.actors.wire import endpoint
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -34,11 +35,9 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.codec import Decoder, encode
 
-HOLDER_BACKLOG = 65_536
-"""Messages kept for a holder that does not read. One more, and it loses its lease."""
-
 _FIRST_LEASE_S = 30.0
 _TELL_AGAIN_S = 0.5
+_LINGER_MS = 500
 _LEASE_ENDED = Health(EngineState.STOPPING, "this lease has ended; take a new one")
 _log = logging.getLogger(__name__)
 
@@ -46,14 +45,12 @@ _log = logging.getLogger(__name__)
 class Door:
     """Binds `path`. Sets `deserted` when nobody has held a lease for `lease_s`, or an inspector retires the engine."""
 
-    def __init__(self, context: zmq.asyncio.Context, path: Path, to_text: LocalMailbox[ToText], lease_s: float) -> None:
+    def __init__(self, context: zmq.Context[Any], path: Path, to_text: LocalMailbox[ToText], lease_s: float) -> None:
         path.unlink(missing_ok=True)
-        self._socket: zmq.asyncio.Socket = context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, HOLDER_BACKLOG)
-        self._socket.setsockopt(zmq.RCVHWM, HOLDER_BACKLOG)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.bind(endpoint(path))
+        socket: zmq.Socket[bytes] = zmq.Socket(context, zmq.ROUTER)  # a plain one, whatever the context makes itself
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket = LoopSocket(socket)
+        socket.bind(endpoint(path))
         self._to_text = to_text
         self._lease_s = lease_s
         self._leases = Leases(self._lease_ended)
@@ -67,7 +64,7 @@ class Door:
     async def run(self) -> None:
         """Reads until cancelled."""
         while True:
-            frames = await self._socket.recv_multipart()
+            frames = await self._socket.receive()
             holder, frame = HolderId(frames[0]), frames[-1]
             try:
                 message = self._decoder.decode(frame)
@@ -85,7 +82,7 @@ class Door:
 
     def deliver(self, holder: HolderId, message: ToHolder) -> None:
         try:
-            send_now(self._socket, (holder, encode(message)))
+            self._socket.send_now((holder, encode(message)))
         except zmq.Again:
             if holder in self._leases:
                 _log.error("a holder does not read its answers: its lease ends")
@@ -107,7 +104,7 @@ class Door:
     def close(self) -> None:
         self._leases.close()
         self._disarm()
-        self._socket.close()
+        self._socket.close(_LINGER_MS)
 
     async def _take(self, holder: HolderId, message: ToHost) -> None:
         if isinstance(message, Goodbye):

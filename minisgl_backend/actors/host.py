@@ -1,4 +1,4 @@
-"""The engine host process: `python -m minisgl_backend.actors.host RUN_DIR READY_FD`.
+"""The engine host process: `python -m minisgl_backend.actors.host RUN_DIR READY_FD BEGAN_S`.
 
     door (leases, holders) ◄──► text actor ◄──► scheduler process ◄──► worker processes
                                     ▲
@@ -45,11 +45,16 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def engine(config: EngineConfig, front: Front, inbox: LocalMailbox[ToText], run_dir: Path) -> AsyncIterator[None]:
-    """Text actor and supervisor run while the body does. A start that fails is told to the holders as FAILED."""
+async def engine(
+    config: EngineConfig, front: Front, inbox: LocalMailbox[ToText], run_dir: Path, began_s: float | None = None
+) -> AsyncIterator[None]:
+    """Text actor and supervisor run while the body does. A start that fails is told to the holders as FAILED.
+
+    began_s: when the start began (monotonic), if that was earlier than now.
+    """
     text = TextActor(config, inbox, front)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(text.run()), tasks.create_task(_bring_up(config, inbox, run_dir))]
+        running = [tasks.create_task(text.run()), tasks.create_task(_bring_up(config, inbox, run_dir, began_s))]
         try:
             yield
         finally:
@@ -57,7 +62,7 @@ async def engine(config: EngineConfig, front: Front, inbox: LocalMailbox[ToText]
                 task.cancel()
 
 
-async def _bring_up(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir: Path) -> None:
+async def _bring_up(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir: Path, began_s: float | None) -> None:
     """Finds the model; then the tokenizer is loaded while the group starts. Whatever fails becomes FAILED."""
     try:
         folder = await asyncio.to_thread(locate_model, config.model)
@@ -65,7 +70,9 @@ async def _bring_up(config: EngineConfig, to_text: LocalMailbox[ToText], run_dir
     except Exception as error:
         to_text.post(_failed(error))
         return
-    supervisor = Supervisor(executor, to_text, page_size=config.page_size, max_restarts=config.max_restarts)
+    supervisor = Supervisor(
+        executor, to_text, page_size=config.page_size, max_restarts=config.max_restarts, began_s=began_s
+    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load_text_side(config, to_text, folder))
         tasks.create_task(supervisor.run())
@@ -88,7 +95,7 @@ def _failed(error: Exception) -> StateChanged:
     return StateChanged(EngineState.FAILED, f"could not start: {type(error).__name__}: {error}", 1)
 
 
-async def _host(config: EngineConfig, run_dir: Path, ready_fd: int) -> None:
+async def _host(config: EngineConfig, run_dir: Path, ready_fd: int, began_s: float) -> None:
     loop = asyncio.get_running_loop()
     context = zmq.asyncio.Context()
     inbox: LocalMailbox[ToText] = LocalMailbox(TEXT_CAPACITY)
@@ -98,7 +105,7 @@ async def _host(config: EngineConfig, run_dir: Path, ready_fd: int) -> None:
     os.write(ready_fd, f"{os.getpid()}\n".encode())
     os.close(ready_fd)
     try:
-        async with engine(config, door, inbox, run_dir), asyncio.TaskGroup() as tasks:
+        async with engine(config, door, inbox, run_dir, began_s), asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(door.run())
             await door.deserted.wait()
             reading.cancel()
@@ -122,7 +129,7 @@ def _take_lock(path: Path) -> int:
 
 def main() -> None:
     """Runs the host of the engine described by host.json in RUN_DIR."""
-    run_dir, ready_fd = Path(sys.argv[1]), int(sys.argv[2])
+    run_dir, ready_fd, began_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     if os.fork():
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -134,7 +141,7 @@ def main() -> None:
     config = msgspec.json.decode((run_dir / "host.json").read_bytes(), type=EngineConfig)
     code = 1
     try:
-        asyncio.new_event_loop().run_until_complete(_host(config, run_dir, ready_fd))
+        asyncio.new_event_loop().run_until_complete(_host(config, run_dir, ready_fd, began_s))
         code = 0
     except Exception:
         _log.exception("the engine host breaks")

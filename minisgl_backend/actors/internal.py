@@ -55,6 +55,7 @@ class EngineUp:
     to_scheduler: Outlet[TextToScheduler]
     pool_tokens: int
     pids: tuple[tuple[str, int], ...]
+    start: str = ""  # StartTimes.report
 
 
 @dataclass(frozen=True, slots=True)

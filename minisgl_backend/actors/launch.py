@@ -11,6 +11,8 @@ import select
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +44,18 @@ def absolute(config: EngineConfig) -> EngineConfig:
     return msgspec.structs.replace(config, model=str(folder.resolve())) if folder.is_dir() else config
 
 
-def find_or_start(config: EngineConfig) -> Place:
-    """The living host of this engine. Raises StartError when a new one can not be started."""
+def find_or_start(config: EngineConfig, environment: Mapping[str, str] | None = None) -> Place:
+    """The living host of this engine. Raises StartError when a new one can not be started.
+
+    environment: variables of a new host, instead of this process's own. Those that make an engine another one
+    (rundir.engine_dir) must be the same in both.
+    """
     run_dir = engine_dir(config)
     with locked(run_dir / "start.lock"):
         place = find(run_dir)
         if place is None:
             prune(run_dir)
-            place = _start(config, run_dir)
+            place = _start(config, run_dir, environment)
         return place
 
 
@@ -63,7 +69,7 @@ def find(run_dir: Path) -> Place | None:
         return None
 
 
-def _start(config: EngineConfig, run_dir: Path) -> Place:
+def _start(config: EngineConfig, run_dir: Path, environment: Mapping[str, str] | None) -> Place:
     """The host forks away from the process we start, so it is nobody's child, and says its pid through a pipe."""
     (run_dir / "host.json").write_bytes(msgspec.json.encode(config))
     log_file = run_dir / "engine.log"
@@ -73,12 +79,14 @@ def _start(config: EngineConfig, run_dir: Path) -> Place:
     try:
         with log_file.open("wb") as log:
             command = [_python(), "-P", "-m", "minisgl_backend.actors.host", str(run_dir), str(tells)]
+            command.append(str(time.monotonic()))
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=environment,
                 start_new_session=True,
                 pass_fds=(tells,),
             )

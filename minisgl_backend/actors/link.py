@@ -37,6 +37,7 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.ids import RequestId
 
+_TERMINAL = (Finished, Failed)
 _HOSTS_TRIED = 3  # that ended without a word before one was ready
 _LONGEST_BACKOFF_S = 10.0
 _log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class EngineLink:
 
     def _take(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:
-            if isinstance(output, Finished | Failed):
+            if isinstance(output, _TERMINAL):
                 self._open_requests.discard(output.id)
         self._on_outputs(outputs)
 

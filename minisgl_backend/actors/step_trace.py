@@ -47,7 +47,7 @@ class StepTrace:
 
     def __init__(self, file: Path | None, role: str, track: int) -> None:
         self._descriptor = -1
-        self._lines: list[str] = []
+        self._spans: list[tuple[str, float, float, dict[str, int]]] = []  # not yet written: text is made all at once
         self._bytes = 0
         self._place = f'"pid":{os.getpid()},"tid":{track}'
         if file is None:
@@ -57,23 +57,28 @@ class StepTrace:
         except OSError as error:
             _log.error("no step trace of %s: %s", role, error)
             return
-        self._lines.append(f'{{"name":"thread_name","ph":"M",{self._place},"args":{{"name":{json.dumps(role)}}}}},\n')
+        self._write(f'{{"name":"thread_name","ph":"M",{self._place},"args":{{"name":{json.dumps(role)}}}}},\n')
 
     def span(self, name: str, began_s: float, ended_s: float, **facts: int) -> None:
         """Something that took from `began_s` to `ended_s` (monotonic seconds)."""
         if self._descriptor < 0:
             return
-        times = f'"ts":{began_s * 1e6:.1f},"dur":{(ended_s - began_s) * 1e6:.1f}'
-        self._lines.append(f'{{"name":"{name}","ph":"X",{self._place},{times},"args":{json.dumps(facts)}}},\n')
-        if len(self._lines) >= _BUFFERED_EVENTS:
+        self._spans.append((name, began_s, ended_s, facts))
+        if len(self._spans) >= _BUFFERED_EVENTS:
             self.flush()
 
     def flush(self) -> None:
         """Writes what is kept, in one piece, so that lines of several processes never mix."""
-        if self._descriptor < 0 or not self._lines:
-            return
-        piece = "".join(self._lines).encode()
-        self._lines.clear()
+        if self._descriptor >= 0 and self._spans:
+            self._write("".join(self._line(*span) for span in self._spans))
+            self._spans.clear()
+
+    def _line(self, name: str, began_s: float, ended_s: float, facts: dict[str, int]) -> str:
+        times = f'"ts":{began_s * 1e6:.1f},"dur":{(ended_s - began_s) * 1e6:.1f}'
+        return f'{{"name":"{name}","ph":"X",{self._place},{times},"args":{json.dumps(facts)}}},\n'
+
+    def _write(self, text: str) -> None:
+        piece = text.encode()
         self._bytes += len(piece)
         if self._bytes > _LARGEST_BYTES:
             return self._give_up(f"it has grown to {_LARGEST_BYTES >> 20} MiB")

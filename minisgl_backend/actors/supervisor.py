@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from minisgl_backend.actors.executors.group import Executor, GroupDied
 from minisgl_backend.actors.internal import EngineDown, EngineUp, StateChanged, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.start_times import StartTimes
 from minisgl_backend.messages.client import EngineState
 from minisgl_backend.messages.engine import EndReason, Progress, SchedulerToText
 
@@ -32,8 +34,10 @@ class Supervisor:
         *,
         page_size: int,
         max_restarts: int,
+        began_s: float | None = None,
         wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        """began_s: when the first start began (monotonic), if that was earlier than now."""
         self._executor = executor
         self._to_text = to_text
         self._page_size = page_size
@@ -41,6 +45,7 @@ class Supervisor:
         self._wait = wait
         self._deaths_in_a_row = 0
         self._was_ready = False
+        self._times = StartTimes(time.monotonic() if began_s is None else began_s)
 
     async def run(self) -> None:
         """Until cancelled, or until the engine is FAILED."""
@@ -63,13 +68,15 @@ class Supervisor:
                     return
                 self._to_text.post(StateChanged(EngineState.RESTARTING, str(died)))
                 await self._wait(self._backoff_s())
+                self._times = StartTimes(time.monotonic())
 
     async def _one_group(self, generation: int) -> None:
         async with self._executor.open(generation, self._deliver, self._say) as group:
-            _log.info("engine group %d is ready: %d pages", generation, group.num_pages)
+            start = self._times.report()
+            _log.info("engine group %d is ready: %d pages, %s", generation, group.num_pages, start)
             self._was_ready = True
             pool_tokens = group.num_pages * self._page_size
-            self._to_text.post(EngineUp(group.to_scheduler, pool_tokens, group.pids))
+            self._to_text.post(EngineUp(group.to_scheduler, pool_tokens, group.pids, start))
             try:
                 await asyncio.get_running_loop().create_future()  # until a death or a cancel
             finally:  # first of all, before the rest of the group is stopped: clients wait
@@ -84,6 +91,7 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         _log.info("%s", line)
+        self._times.note(line)
         self._to_text.post(StateChanged(EngineState.STARTING, line))
 
     def _backoff_s(self) -> float:

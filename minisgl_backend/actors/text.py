@@ -378,7 +378,8 @@ class TextActor:
             sequences=self._config.queue_limit + self._config.max_running,
             defaults=self._defaults,
         )
-        self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV"))
+        start = f", {self._engine.start}" if self._engine.start else ""
+        self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV{start}"))
 
     def _on_engine_down(self) -> None:
         self._engine = None

@@ -60,13 +60,12 @@ class WorkerActor:
 
     async def run(self) -> None:
         """Until Halt, which goes before the plans that wait."""
-        while True:
-            if not self._plans:
+        while not self._halted:
+            if self._plans:
+                await self._step(self._plans.popleft())
+            else:
                 self._trace.flush()
                 self._take(await self._inbox.receive())
-            if self._halted:
-                return
-            await self._step(self._plans.popleft())
 
     async def _step(self, plan: BatchPlan) -> None:
         began_s = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from minisgl_backend.device import machine
-from minisgl_backend.device.machine import has_native_bf16, usable_cores
+from minisgl_backend.device.machine import default_threads, has_native_bf16
 
 _GIB = 1 << 30
 _KV_SHARE = 0.25  # of the memory still free: the rest is for the page cache of mapped weights, and for Triton
@@ -18,7 +18,7 @@ class CpuDevice:
     """Sets torch's thread count of this process when opened: one device per process."""
 
     def __init__(self, threads: int = 0) -> None:
-        torch.set_num_threads(threads or usable_cores())
+        torch.set_num_threads(threads or default_threads())
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl_backend.device.machine import usable_cores
+from minisgl_backend.device.machine import default_threads
 from minisgl_backend.errors import ConfigError
 
 _SPARE_BYTES = 256 << 20  # kernels loaded later, allocator fragmentation
@@ -25,7 +25,7 @@ class CudaDevice:
             raise ConfigError(
                 f"setting 'device' asks for cuda:{index}, but there are only {torch.cuda.device_count()} CUDA devices"
             )
-        torch.set_num_threads(threads or usable_cores())
+        torch.set_num_threads(threads or default_threads())
         torch.cuda.set_device(index)
         self._index = index
 

@@ -72,7 +72,7 @@ class Device(Protocol):
 def open_device(setting: str, threads: int = 0) -> Device:
     """The setting `device` → a device: "auto" (CUDA when there is one, else the CPU), "cpu", "cuda", "cuda:N".
 
-    threads: of torch's CPU kernels in this process, 0 for one per usable core. Raises ConfigError for an unknown
+    threads: of torch's CPU kernels in this process, 0: by the machine (placement.py). Raises ConfigError for an unknown
     word or a CUDA device that is not there.
     """
     if setting == "auto":

@@ -6,6 +6,13 @@ import math
 import os
 from pathlib import Path
 
+from minisgl_backend.config import parse_cpu_cores
+from minisgl_backend.device.placement import Cpu, Machine, place
+
+_CPUS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
+_CGROUPS = Path("/sys/fs/cgroup")
+
 
 def free_memory_bytes() -> int:
     """Main memory a new process could use."""
@@ -24,12 +31,45 @@ def has_native_bf16() -> bool:
 
 
 def usable_cores() -> int:
-    """Cores of this process's affinity mask, no more than the container's CPU quota rounded up."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _read(Path("/sys/fs/cgroup/cpu.max")).split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
-    return max(cores, 1)
+    """CPUs of this process's affinity mask, no more than the container's CPU quota rounded up."""
+    cores, quota = len(os.sched_getaffinity(0)), quota_cores()
+    return max(min(cores, math.ceil(quota)) if math.isfinite(quota) else cores, 1)
+
+
+def read_machine(cpus: Path = _CPUS, nodes: Path = _NODES) -> Machine:
+    """The CPUs this process may use, with their cores and NUMA nodes, and the container's quota.
+
+    Where the kernel does not tell (a sandbox without /sys), each CPU counts as a core of its own, all in one node.
+    """
+    node_of = {
+        id: int(folder.name.removeprefix("node"))
+        for folder in nodes.glob("node[0-9]*")
+        for id in parse_cpu_cores(_read(folder / "cpulist").strip())
+    }
+    found = []
+    for id in sorted(os.sched_getaffinity(0)):
+        topology = cpus / f"cpu{id}" / "topology"
+        package, core = (_number(topology / name) for name in ("physical_package_id", "core_id"))
+        found.append(Cpu(id, package or 0, id if core is None else core, node_of.get(id, 0)))
+    return Machine(tuple(found), quota_cores())
+
+
+def default_threads() -> int:
+    """Of the math library, in a process that computes alone for its engine."""
+    return place(read_machine()).workers[0].threads
+
+
+def quota_cores(groups: Path = _CGROUPS) -> float:
+    """CPU time per time that the container may take (cgroup v2, else v1); infinity without a limit."""
+    quota, _, period = _read(groups / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_read(groups / "cpu" / f"cpu.cfs_{word}_us").strip() for word in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else math.inf
+
+
+def _number(file: Path) -> int | None:
+    text = _read(file).strip()
+    return int(text) if text.isdigit() else None
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:

@@ -9,11 +9,18 @@ responses to a call the stub of server 2.51 fails its caller (docs/neighbours.md
 - a call can not be cancelled, and dropping its iterator waits for the last response.
 
 Whoever wants a long answer in pieces, and to leave in between, asks for it in slices.
+
+The stub also keeps a reference of its own to every iterator of responses, and lets go of it on a thread of its own
+when the last response was taken. If that reference is the last one, it frees the response's arrays there without
+holding Python's lock, and the stub's memory is broken: it dies, now or later, and its clients wait for ever. So ours
+must be the last: see Retained.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +48,41 @@ Call = Callable[[str, Mapping[str, Any]], Said]
 """prompt, sampling parameters → the answer. Blocks; thread-safe. Raises RequestError, with the callee's own message."""
 
 
-def model_call(stub: TritonStub, model: str) -> Call:
-    """Calls of the model `model`, which speaks the dialect of `minisgl`."""
+class Retained:
+    """The iterators of calls that have ended, until the stub's own thread has let go of them. Thread-safe.
+
+    That thread works one queue off, in order. `is_cancelled` of any request waits for its own turn in it, so when that
+    returns False (True may come from memory), the thread has let go of every iterator retained before.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._iterators: deque[Any] = deque()  # oldest first
+        self._released = 0  # so many were released already
+
+    def __len__(self) -> int:
+        return len(self._iterators)
+
+    def keep(self, iterator: Any) -> None:
+        """Takes a reference over, once the last response was taken, which is what tells the stub's thread."""
+        with self._lock:
+            self._iterators.append(iterator)
+
+    def mark(self) -> int:
+        """Before a question for a cancel: what `passed` takes after it."""
+        with self._lock:
+            return self._released + len(self._iterators)
+
+    def passed(self, mark: int) -> None:
+        """The question came back: what was retained before `mark` is ours alone, and is dropped."""
+        with self._lock:
+            while self._released < mark:
+                self._iterators.popleft()
+                self._released += 1
+
+
+def model_call(stub: TritonStub, model: str, retained: Retained) -> Call:
+    """Calls of the model `model`, which speaks the dialect of `minisgl`. Their iterators go to `retained`."""
 
     def call(prompt: str, sampling: Mapping[str, Any]) -> Said:
         inputs = [
@@ -52,7 +92,14 @@ def model_call(stub: TritonStub, model: str) -> Call:
             stub.Tensor("return_num_output_tokens", np.array([True])),
         ]
         request = stub.InferenceRequest(model_name=model, requested_output_names=list(_OUTPUTS), inputs=inputs)
-        (response,) = request.exec(decoupled=True)
+        responses = request.exec(decoupled=True)
+        try:
+            answers = list(responses)
+        finally:
+            retained.keep(responses)
+        if not answers:  # two calls refused by Triton itself at the same time: the stub gives both to one of them
+            raise EngineUnavailable(f"a call of the model {model!r} was refused, try again later")
+        (response,) = answers
         if response.has_error():
             _raise(stub, model, response.error())
         outputs = {tensor.name(): tensor.as_numpy().reshape(-1)[0] for tensor in response.output_tensors()}

@@ -1,8 +1,8 @@
 """When to ask which open request whether its client left.
 
 Where it stands in the flow: each sender thread keeps one schedule of its own requests. Triton does not tell of a
-cancellation, it must be asked, and each question costs a round trip; so questions are spaced, and requests take turns.
-Pure: time is an argument.
+cancellation, it must be asked, and each question costs a round trip; so requests take turns, and a thread that sleeps
+is not woken for one question but for all whose turn comes at about that time. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -11,39 +11,40 @@ from minisgl_backend.messages.ids import RequestId
 
 
 class PollSchedule:
-    """Round robin. Each request comes up every `period_s`, or later when that would mean more than one question per
-    `spacing_s`.
+    """Round robin. The turn of a request comes `period_s` after it was last asked, or later when that would mean more
+    than one question per `spacing_s`; it may wait for `slack_s` until the thread is awake anyway.
     """
 
-    def __init__(self, period_s: float, spacing_s: float) -> None:
+    def __init__(self, period_s: float, slack_s: float, spacing_s: float) -> None:
         self._period_s = period_s
+        self._slack_s = slack_s
         self._spacing_s = spacing_s
-        self._turns: dict[RequestId, None] = {}  # in the order of their turns
-        self._last = 0.0  # when the last question was asked, or the first request came
+        self._turns: dict[RequestId, float] = {}  # when each turn comes, in their order
 
     def add(self, id: RequestId, now: float) -> None:
         """A new request takes the last turn."""
-        if not self._turns:
-            self._last = now
-        self._turns[id] = None
+        self._turns[id] = 0.0  # counts for the interval
+        self._turns[id] = now + self._interval_s()
 
     def remove(self, id: RequestId) -> None:
         """Unknown ids are ignored."""
         self._turns.pop(id, None)
 
-    def due_at(self) -> float | None:
-        """The time of the next question; None without requests."""
-        if not self._turns:
-            return None
-        return self._last + max(self._spacing_s, self._period_s / len(self._turns))
+    def wake_at(self) -> float | None:
+        """When the next question must be asked; None without requests."""
+        for turn in self._turns.values():
+            return turn + self._slack_s
+        return None
 
     def take(self, now: float) -> RequestId | None:
-        """The request to ask now, or None when no question is due. Missed questions are not made up for."""
-        due = self.due_at()
-        if due is None or now < due:
-            return None
-        id = next(iter(self._turns))
-        del self._turns[id]
-        self._turns[id] = None
-        self._last = now
-        return id
+        """The request to ask now, or None when nobody's turn has come. Missed questions are not made up for."""
+        for id, turn in self._turns.items():
+            if now < turn:
+                return None
+            del self._turns[id]
+            self.add(id, now)
+            return id
+        return None
+
+    def _interval_s(self) -> float:
+        return max(self._period_s, self._spacing_s * len(self._turns))

@@ -104,6 +104,7 @@ class Reply:
         self._prompt_logprobs = b""  # JSON
         self._prompt_ids = b""  # packed int32
         self._wants_ids = wanted.output_ids
+        self._not_finished: Any = None  # one tensor for all responses that do not end the answer, once it is needed
         self._ended = False
 
     @property
@@ -177,17 +178,28 @@ class Reply:
 
     def _piece(self) -> Any:
         """The response of what is held, which is then held no more."""
-        outputs = self._outputs()
+        tensors = [self._stub.Tensor(name, array) for name, array in self._outputs().items()]
+        if self._wanted.finish_reason:
+            tensors.append(self._reasons())
         for held in self._held:
             held.sent()
         self._prompt_ids = self._prompt_logprobs = b""
-        return self._stub.InferenceResponse([self._stub.Tensor(name, array) for name, array in outputs.items()])
+        return self._stub.InferenceResponse(tensors)
+
+    def _reasons(self) -> Any:
+        """Triton only reads a tensor, so one may be in many responses, though of one thread alone."""
+        reasons = [held.reason for held in self._held]
+        if any(reason != NOT_FINISHED for reason in reasons):
+            return self._stub.Tensor("finish_reason", _strings(reason.encode("ascii") for reason in reasons))
+        if self._not_finished is None:
+            self._not_finished = self._stub.Tensor(
+                "finish_reason", _strings([NOT_FINISHED.encode("ascii")] * len(reasons))
+            )
+        return self._not_finished
 
     def _outputs(self) -> dict[str, Any]:
         wanted, each = self._wanted, self._held
         outputs = {"text_output": _strings(held.text.encode("utf-8") for held in each)}
-        if wanted.finish_reason:
-            outputs["finish_reason"] = _strings(held.reason.encode("ascii") for held in each)
         if wanted.num_output_tokens:
             outputs["num_output_tokens"] = np.array([count_tokens(held.tokens) for held in each], dtype=np.uint32)
         if self._wants_ids:

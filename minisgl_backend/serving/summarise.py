@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ from minisgl_backend.errors import (
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.bridge import Bridge
-from minisgl_backend.serving.calls import Call, model_call
+from minisgl_backend.serving.calls import Call, Retained, model_call
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
 from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import UNLOADED, Outbox
@@ -49,6 +50,9 @@ MAX_PARTS = 4096
 PART_BYTES = (64, 4000, 1 << 20)  # least, default, most
 MAX_TOKENS = (1, 64, 4096)
 
+LOOK_S = 1.0
+"""Between two looks for calls that take too long."""
+
 STOP_S = 10.0
 """How long `close` waits for the slices still being computed: nothing can end a call but its answer."""
 
@@ -57,16 +61,21 @@ class Settings(msgspec.Struct, frozen=True):
     """The `parameters` of config.pbtxt."""
 
     model: str = "minisgl"  # the model that is asked
-    parallel_parts: int = 1  # parts of all texts summarised at once; each is a request to `model`, from a thread
+    parallel_parts: int = 4  # parts of all texts summarised at once; each is a request to `model`, from a thread
     slice_tokens: int = 16  # of one call: an answer comes, and a cancel is heeded, every so many tokens
     max_texts: int = 64  # open at once; one more is refused
+    call_s: int = 300  # a call that takes longer fails its text; the model that is asked may have a queue
     drain_s: int = 20  # how long an unload waits for the texts still open
 
 
-_RANGES = {"parallel_parts": (1, 16), "slice_tokens": (1, 1024), "max_texts": (1, 4096), "drain_s": (0, 3600)}
-"""parallel_parts: 1 by default, because calls from several threads bring the stub of server 2.51 to a standstill sooner
-(one thread does too, though: docs/neighbours.md). Triton's Python backend makes the calls of a model on 32 threads,
-which it also sends with.
+_RANGES = {
+    "parallel_parts": (1, 16),
+    "slice_tokens": (1, 1024),
+    "max_texts": (1, 4096),
+    "call_s": (1, 86400),
+    "drain_s": (0, 3600),
+}
+"""parallel_parts: Triton's Python backend makes the calls of a model on 32 threads, which it also sends with.
 """
 
 
@@ -76,8 +85,9 @@ def start(stub: TritonStub, args: Mapping[str, str]) -> Bridge:
         settings = read_settings(json.loads(args["model_config"]))
     except ConfigError as error:
         raise load_error(stub, error) from None
-    outbox = Outbox(stub.Logger)
-    summariser = Summariser(model_call(stub, settings.model), outbox.post, settings, stub.Logger)
+    retained = Retained()
+    outbox = Outbox(stub.Logger, fence=retained)
+    summariser = Summariser(model_call(stub, settings.model, retained), outbox.post, settings, stub.Logger)
     outbox.start(summariser.cancel)
     summariser.start()
     bridge = Bridge(stub, summariser, outbox, name=NAME, read=read_text)
@@ -133,6 +143,7 @@ class _Shared:
     changed: threading.Condition = field(default_factory=threading.Condition)
     open: dict[RequestId, _Text] = field(default_factory=dict)
     turns: deque[_Text] = field(default_factory=deque)  # texts with parts nobody has begun: they take turns
+    calls: dict[int, tuple[_Text, float]] = field(default_factory=dict)  # under way: worker → for whom, began
     stopped: bool = False
 
 
@@ -148,14 +159,16 @@ class Summariser:
         self._log = log
         self._shared = _Shared()
         self._workers = [
-            threading.Thread(target=self._work, name=f"{NAME}-{index}", daemon=True)
+            threading.Thread(target=self._work, args=(index,), name=f"{NAME}-{index}", daemon=True)
             for index in range(settings.parallel_parts)
         ]
+        self._stopping = threading.Event()
+        self._clock = threading.Thread(target=self._look, name=f"{NAME}-clock", daemon=True)
 
     def start(self) -> None:
         """Starts the workers."""
-        for worker in self._workers:
-            worker.start()
+        for thread in (*self._workers, self._clock):
+            thread.start()
 
     def submit(self, request: Request) -> None:
         shared = self._shared
@@ -173,6 +186,17 @@ class Summariser:
     def cancel(self, id: RequestId) -> None:
         self._fail(id, Status.CANCELLED, "the request was cancelled")
 
+    def end_late(self, now: float) -> None:
+        """Fails the texts whose calls began more than `call_s` ago; when no worker is left, every text that is open.
+        Nothing can end such a call: its worker works again only when it ends by itself.
+        """
+        shared, limit_s = self._shared, self._settings.call_s
+        with shared.changed:
+            late = [text for text, began in shared.calls.values() if now > began + limit_s]
+            ids = tuple(shared.open) if len(late) == len(self._workers) else tuple(text.id for text in late)
+        for id in ids:
+            self._fail(id, Status.UNAVAILABLE, f"the model {self._settings.model!r} did not answer within {limit_s} s")
+
     def close(self) -> None:
         """Fails what is open and waits for the slices being computed, for STOP_S in all."""
         shared = self._shared
@@ -180,6 +204,7 @@ class Summariser:
             shared.stopped = True
             shared.changed.notify_all()
             left = tuple(shared.open)
+        self._stopping.set()
         for id in left:
             self._fail(id, Status.UNAVAILABLE, UNLOADED)
         for worker in self._workers:
@@ -187,11 +212,15 @@ class Summariser:
         if any(worker.is_alive() for worker in self._workers):
             self._log.log_error(f"{NAME}: a call did not end within {STOP_S:g} s")
 
-    def _work(self) -> None:
+    def _look(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            self.end_late(time.monotonic())
+
+    def _work(self, worker: int) -> None:
         while (turn := self._next_part()) is not None:
             text, part = turn
             try:
-                self._summarise(text, part)
+                self._summarise(worker, text, part)
             except RequestError as error:
                 self._fail(text.id, error.status, str(error))
             except Exception:
@@ -212,11 +241,17 @@ class Summariser:
                 shared.turns.append(text)
             return text, part
 
-    def _summarise(self, text: _Text, part: int) -> None:
+    def _summarise(self, worker: int, text: _Text, part: int) -> None:
         slices = Slices(text.max_tokens, self._settings.slice_tokens)
         while slices.reason is None and not text.ended:
             sampling = {**text.sampling, "max_tokens": slices.max_tokens}
-            said = self._call(prompt_of(text.parts[part], slices.text), sampling)
+            with self._shared.changed:
+                self._shared.calls[worker] = (text, time.monotonic())
+            try:
+                said = self._call(prompt_of(text.parts[part], slices.text), sampling)
+            finally:
+                with self._shared.changed:
+                    del self._shared.calls[worker]
             piece = slices.take(said.text, said.num_tokens, said.reason)
             self._give(text, part, piece, slices.reason)
 

@@ -5,12 +5,15 @@ The fake device builds a runner without loading torch.
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.read_ahead import read_ahead
 from minisgl_backend.models.spec import read_model_spec
 from minisgl_backend.worker.runner import StepRunner
 
@@ -39,6 +42,25 @@ def build_runner(
 
         return build_fake_runner(config, spec)
 
+    import_torch(config, folder, progress)
     from minisgl_backend.worker.torch_runner import build_torch_runner
 
     return build_torch_runner(config, spec, folder, context_tokens, progress, token_bytes)
+
+
+def import_torch(config: EngineConfig, folder: Path, progress: Progress) -> None:
+    """Loads what a runner of this device is made of, unless it is there: seconds, in which the disk reads the weights.
+
+    Part of build_runner; who must build in turn with others calls it before its turn.
+    """
+    if config.device == "fake" or "torch" in sys.modules:
+        return
+    progress("importing torch")
+    read_ahead(folder)
+    collecting = gc.isenabled()
+    gc.disable()  # hundreds of thousands of objects are made, none of which goes: walking them is a sixth of the time
+    try:
+        import minisgl_backend.worker.torch_runner  # noqa: F401
+    finally:
+        if collecting:
+            gc.enable()

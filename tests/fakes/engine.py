@@ -184,10 +184,11 @@ async def fake_engine(
     build: Callable[[FakeEngine], FakeRunner] | None = None,
     ready: bool = True,
     num_pages: int = 64,
+    patience_s: float = 20,
     **settings: Any,
 ) -> AsyncIterator[FakeEngine]:
     """A simulated engine. hook: see FakeRank. build: makes the runner (may raise, to simulate a failing start).
-    ready: begin the body when the engine is READY.
+    ready: begin the body when the engine is READY. patience_s: for the whole body.
     """
     config = resolve_config({"model": str(model), "device": "fake", "executor": "inline"}, settings)
     fake = FakeEngine(config, num_pages)
@@ -204,7 +205,7 @@ async def fake_engine(
     supervisor = Supervisor(
         executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=fake.wait
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patience_s):
         async with asyncio.TaskGroup() as tasks:
             await load_text_side(config, fake.inbox, model)
             fake.text = TextActor(config, fake.inbox, fake)

@@ -1,4 +1,4 @@
-"""The same tokens alone, batched, chunked, cached, retracted and overlapped, in fp32.
+"""The same tokens alone, batched, chunked, cached and retracted, at depth 0 and with overlap, in fp32.
 
 The real runner on a tiny random model in fp32, through the engine as users have it (`LLM`, actors inline). Greedy and
 seeded draws; prompts that share prefixes, so that the cache matters; pools so small that sequences are retracted.
@@ -34,9 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunked": {"token_budget": 20, "max_running": 9, "page_size": 4},
     "either-or": {"mixed": False},
     "pages of one token": {"page_size": 1},
-    "overlapped": {"overlap": True},
     "retracted": SMALL_POOL,
-    "retracted and overlapped": {**SMALL_POOL, "overlap": True},
     "retracted without a cache": {**SMALL_POOL, "prefix_cache": False},
 }
 
@@ -48,17 +46,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[tuple[int, ...]]:
-    """The tokens of each prompt in an engine that has nothing else to do and remembers nothing."""
-    with LLM(folder, **{**BASE, "prefix_cache": False}) as engine:
+    """The tokens of each prompt at depth 0, in an engine that has nothing else to do and remembers nothing."""
+    with LLM(folder, **{**BASE, "prefix_cache": False, "overlap": False}) as engine:
         return [
             tuple(engine.generate([prompt], params)[0].token_ids)
             for prompt, params in zip(PROMPTS, PARAMS, strict=True)
         ]
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "overlap"])
 @pytest.mark.parametrize("mode", MODES)
-def test_answers_are_those_of_each_prompt_alone(mode: str, folder: Path, alone: list[tuple[int, ...]]) -> None:
-    with LLM(folder, **{**BASE, **MODES[mode]}) as engine:
+def test_answers_are_those_of_each_prompt_alone(
+    mode: str, overlap: bool, folder: Path, alone: list[tuple[int, ...]]
+) -> None:
+    with LLM(folder, **{**BASE, **MODES[mode], "overlap": overlap}) as engine:
         for _ in range(2):  # the second time the cache is warm
             answers = engine.generate(PROMPTS, PARAMS)
             assert [tuple(answer.token_ids) for answer in answers] == alone

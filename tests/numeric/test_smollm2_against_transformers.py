@@ -63,15 +63,15 @@ def check(reference: tuple[Any, Any], prompt: str, answer: tuple[int, ...]) -> N
             assert best.indices[place, 0] == token, f"token {place} of the answer to a prompt of {len(ids)} tokens"
 
 
-def test_greedy_text_is_that_of_transformers_alone_together_chunked_and_with_overlap(
+def test_greedy_text_is_that_of_transformers_alone_together_at_depth_0_and_chunked_with_overlap(
     reference: tuple[Any, Any], prompts: list[str]
 ) -> None:
-    with LLM("smollm2", dtype="fp32", kv_bytes=512 << 20, max_running=16, token_budget=1024) as llm:
+    with LLM("smollm2", dtype="fp32", kv_bytes=512 << 20, max_running=16, token_budget=1024, overlap=False) as llm:
         alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
         for prompt, completion in zip(prompts, alone, strict=True):
             check(reference, prompt, completion.token_ids)
         together = llm.generate([*prompts, *prompts[:6]], GREEDY, progress=False)
-    with LLM("smollm2", dtype="fp32", kv_bytes=512 << 20, max_running=16, token_budget=80, overlap=True) as llm:
+    with LLM("smollm2", dtype="fp32", kv_bytes=512 << 20, max_running=16, token_budget=80) as llm:
         chunked = llm.generate(prompts, GREEDY, progress=False)
     expected = {one.prompt: one.token_ids for one in alone}
     for one in (*together, *chunked):

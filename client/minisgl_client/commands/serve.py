@@ -1,8 +1,8 @@
 """`minisgl serve`: a tritonserver with our model, from the settings to the first answer, and down again.
 
-    settings ─► tritonserver, ports, model ─► run folder, environment ─► tritonserver ─► ready ─► … ─► stop
-               (all that can be wrong is                               progress from its log
-                refused before it starts)
+    settings ─► tritonserver, ports, model ─► run folder, environment ─┬► tritonserver ─┬► ready ─► … ─► stop
+               (all that can be wrong is                              └► engine host ──┘ progress from
+                refused before it starts)                                                the server's log
 
 The settings reach the model in the environment variable MINISGL_SETTINGS: nothing in the model repository is edited.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import math
 import os
@@ -22,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minisgl_backend.actors.start_times import FIRST_STAGE, stage_of
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings
-from minisgl_backend.errors import ConfigError
+from minisgl_backend.errors import ConfigError, StartError
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
 from minisgl_backend.serving import settings as triton_settings
@@ -83,6 +85,7 @@ class Launch:
     host: str
     ports: Mapping[str, int]  # by option
     regions: str  # prefix of its files in shared memory
+    engine_beside: bool  # the server will load our model at its start: its engine may start meanwhile
     verbose: bool
 
 
@@ -107,8 +110,21 @@ def run(arguments: argparse.Namespace) -> int:
         command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
         command += [backend_option(regions), *arguments.triton_option]
-        launch = Launch(tuple(command), environment, config, exit_s, arguments.host, ports, regions, arguments.verbose)
-        return _live(launch, stages)
+        loads_all = not any(option.startswith("--model-control-mode") for option in arguments.triton_option)
+        return _live(
+            Launch(
+                tuple(command),
+                environment,
+                config,
+                exit_s,
+                arguments.host,
+                ports,
+                regions,
+                engine_beside=loads_all,
+                verbose=arguments.verbose,
+            ),
+            stages,
+        )
 
 
 def _live(launch: Launch, stages: Stages) -> int:
@@ -119,6 +135,8 @@ def _live(launch: Launch, stages: Stages) -> int:
     with Interrupts() as interrupts:
         server = ServerProcess(launch.command, launch.environment, log.take)
         try:
+            if launch.engine_beside:
+                _start_engine(launch, stages)
             if ready := _until_ready(server, interrupts, launch):
                 stages.end()
                 print(greeting(stages.summary(), launch.host, launch.ports), flush=True)
@@ -228,14 +246,41 @@ def _places(repository: Path, settings: Mapping[str, Any]) -> tuple[dict[str, st
 def _model_config(path: Path) -> str:
     """config.pbtxt as Triton hands it to the model: JSON."""
     from google.protobuf import json_format, text_format
-    from tritonclient.grpc import model_config_pb2
 
-    config = model_config_pb2.ModelConfig()
+    config = _model_config_messages().ModelConfig()
     try:
         text_format.Parse(path.read_text(encoding="utf-8"), config, allow_unknown_field=True)
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigError(f"{path} can not be read: {error}") from None
     return str(json_format.MessageToJson(config, preserving_proto_field_name=True))
+
+
+def _model_config_messages() -> Any:
+    """tritonclient's module of that name, by its file: the package around it imports grpc and numpy, a third of a
+    second that nobody here needs.
+    """
+    package = importlib.util.find_spec("tritonclient")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'tritonclient'", name="tritonclient")
+    file = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("tritonclient_model_config", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _start_engine(launch: Launch, stages: Stages) -> None:
+    """The engine's host, while tritonserver starts: the model finds it there and waits for what is left.
+
+    Without a lease it ends by itself. What goes wrong here is told by the model, which tries again.
+    """
+    from minisgl_backend.actors.launch import absolute, find_or_start
+
+    try:
+        find_or_start(absolute(launch.config), launch.environment)
+    except StartError as error:
+        stages.note(f"no engine yet: {error}")
 
 
 def _until_ready(server: ServerProcess, interrupts: Interrupts, launch: Launch) -> bool:
@@ -283,11 +328,11 @@ def _fetch_stage(line: str) -> str:
 
 
 def _tell(stages: Stages, line: str) -> None:
-    """A line of the engine, under the stage it belongs to: the worker says its pool's size, then warms up."""
+    """A line of the engine, under the stage it belongs to."""
     if stages.current in ("serve", "stop") or line.startswith("ready"):
         stages.note(line)
     elif not line.startswith("engine"):  # its being ready has just been said
-        stages.begin("warm up" if "KV pages" in line or "warm" in line else "load", line)
+        stages.begin(stage_of(line) or (FIRST_STAGE if stages.current == "start" else stages.current), line)
 
 
 def _show(line: str) -> None:

@@ -12,6 +12,8 @@ from minisgl_backend.actors.executors.process import ProcessExecutor
 from minisgl_backend.actors.step_trace import begin_trace
 from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.device.machine import read_machine
+from minisgl_backend.device.placement import place
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.scheduler.limits import Limits
@@ -21,10 +23,11 @@ from minisgl_backend.worker.runner import StepRunner
 
 def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
     """folder: of the model. Raises StartError: it is one we do not run, or a wrong setting."""
+    placement = place(read_machine(), threads=config.threads, cpu_cores=config.cpu_cores)
     context_tokens = context_limit(config, folder)
     trace_file = begin_trace(config.step_trace)
     if config.executor == "process":
-        return ProcessExecutor(config, folder, context_tokens, run_dir)
+        return ProcessExecutor(config, folder, context_tokens, run_dir, placement)
     return InlineExecutor(
         _inline_rank(config, folder), lambda pages: make_scheduler(config, pages, context_tokens), trace_file
     )

@@ -27,15 +27,12 @@ from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Sa
 from minisgl_backend.actors.mailbox import Undeliverable
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.device.placement import Placement
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
 from minisgl_backend.messages.engine import SchedulerToText, TextToScheduler
 
 CAPACITY = 65_536
 """Bound of every mailbox between processes, in messages. The queue limit keeps real numbers far below."""
-
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Unless the user says otherwise, threads of the math library sleep at a barrier. OpenMP's own way is to spin; where
-cores are shared (other models, a quota), who spins holds the core that the thread it waits for needs."""
 
 _HALT_PATIENCE_S = 2.0
 _log = logging.getLogger(__name__)
@@ -46,14 +43,16 @@ class GroupSettings(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     model_folder: str
-    ranks: int
+    placement: Placement  # a worker for each rank
 
 
 class ProcessExecutor:
     """Starts the groups of one engine host below `run_dir`."""
 
-    def __init__(self, config: EngineConfig, model_folder: Path, context_tokens: int, run_dir: Path) -> None:
-        self._settings = GroupSettings(config, str(model_folder), 1)
+    def __init__(
+        self, config: EngineConfig, model_folder: Path, context_tokens: int, run_dir: Path, placement: Placement
+    ) -> None:
+        self._settings = GroupSettings(config, str(model_folder), placement)
         self._context_tokens = context_tokens
         self._run_dir = run_dir
 
@@ -85,7 +84,8 @@ class _Members:
         self._home = home
         self._settings = settings
         self._context = context
-        self._roles = ("scheduler", *(f"worker-{rank}" for rank in range(settings.ranks)))
+        self._workers = {f"worker-{rank}": worker for rank, worker in enumerate(settings.placement.workers)}
+        self._roles = ("scheduler", *self._workers)
         self._processes: dict[str, Process] = {}
         self._broken = asyncio.Event()
         self._inbox: WireInbox[SchedulerToText | FromChild] = WireInbox(
@@ -94,10 +94,12 @@ class _Members:
         self._outlets: dict[str, WireOutlet[TextToScheduler | Begin | Halt]] = {}
 
     async def start(self, tasks: asyncio.TaskGroup, say: Say, context_tokens: int) -> Group:
+        for line in self._settings.placement.lines:
+            say(line)
         for role in self._roles:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL, env={**_ENVIRONMENT, **os.environ},
+                stdin=asyncio.subprocess.DEVNULL, env=self._environment(role),
             )  # fmt: skip
             self._processes[role] = process
             tasks.create_task(self._watch(role, process))
@@ -106,6 +108,10 @@ class _Members:
         self._outlets["scheduler"].put(Begin(num_pages, context_tokens))
         pids = tuple((role, process.pid) for role, process in self._processes.items())
         return Group(self._outlets["scheduler"], num_pages, pids)
+
+    def _environment(self, role: str) -> dict[str, str]:
+        given = dict(os.environ)
+        return given | self._workers[role].environment(given) if role in self._workers else given
 
     async def _all_ready(self, say: Say) -> int:
         ready: dict[str, int] = {}

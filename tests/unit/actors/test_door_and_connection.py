@@ -147,7 +147,7 @@ async def test_a_holder_that_does_not_read_loses_its_lease_and_is_told_when_it_r
         with Connection(Place(run_dir, os.getpid()), lease=True):
             hello = await inbox.receive()
             assert isinstance(hello, FromHolder)
-            monkeypatch.setattr("minisgl_backend.actors.door.send_now", send)
+            monkeypatch.setattr("minisgl_backend.actors.door.LoopSocket.send_now", send)
             for _ in range(10):
                 door.deliver(hello.holder, Health(EngineState.READY, ""))
             assert await inbox.receive() == HolderGone(hello.holder)

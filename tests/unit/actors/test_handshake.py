@@ -14,6 +14,7 @@ import zmq.asyncio
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings, _Members
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.device.placement import Placement, WorkerPlace
 from minisgl_backend.messages.control import Begin, FromChild, Loading, Ready, ToChild
 
 PATIENCE_S = 20.0
@@ -34,7 +35,8 @@ class _StartingGroup:
     """A group of two ranks on its way up, whose children are played by the test."""
 
     def __init__(self, home: Path, context: zmq.asyncio.Context) -> None:
-        self._members = _Members(home, GroupSettings(EngineConfig(), "none", 2), context)
+        two_ranks = Placement((WorkerPlace(1, (), 0),) * 2, ())
+        self._members = _Members(home, GroupSettings(EngineConfig(), "none", two_ranks), context)
         self._child: WireOutlet[FromChild] = WireOutlet(context, home / "host", CAPACITY)
         self.scheduler: WireInbox[ToChild] = WireInbox(context, home / "scheduler", ToChild, CAPACITY)
         self.said: asyncio.Queue[str] = asyncio.Queue()

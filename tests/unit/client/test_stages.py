@@ -23,8 +23,8 @@ def test_each_line_tells_the_time_and_the_summary_the_seconds_of_each_stage() ->
     stages.end()
     assert stages.summary() == "10.0 s (fetch 4.0, load 5.0)"
     assert out.getvalue().splitlines() == [
-        "[   1.0 s] fetch    smollm2",
-        "[   1.5 s] fetch    converting",
+        "[   1.0 s] fetch     smollm2",
+        "[   1.5 s] fetch     converting",
         "[   4.0 s] load",
-        "[   4.5 s] load     weights",
+        "[   4.5 s] load      weights",
     ]

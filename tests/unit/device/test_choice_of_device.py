@@ -44,11 +44,11 @@ def test_another_word_is_refused_with_the_known_ones(setting: str) -> None:
         open_device(setting)
 
 
-def test_threads_are_those_of_the_setting_or_the_usable_cores() -> None:
+def test_threads_are_those_of_the_setting_or_of_the_machine() -> None:
     open_device("cpu", threads=3)
     assert torch.get_num_threads() == 3
     open_device("cpu")
-    assert torch.get_num_threads() == machine.usable_cores()
+    assert torch.get_num_threads() == machine.default_threads()
 
 
 @pytest.mark.parametrize(

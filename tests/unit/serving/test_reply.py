@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fakes.engine_link import chunk, failed, finished, started
-from fakes.triton_stub import Answer, FakeSender, FakeStub, TritonError
+from fakes.triton_stub import Answer, FakeSender, FakeStub, Tensor, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
 from minisgl_backend.serving.reply import LARGE_CHARS, Reply, Wanted
@@ -29,6 +31,22 @@ def test_a_stream_is_deltas_and_a_last_response_with_the_reason_and_final() -> N
     ]
     assert reply.ended
     assert not stub.violations
+
+
+def test_what_says_that_an_answer_goes_on_is_built_once_for_the_answer() -> None:
+    stub, sender, reply = make()
+    built: list[str] = []
+
+    def tensor(name: str, array: Any) -> Tensor:
+        built.append(name)
+        return Tensor(name, array)
+
+    stub.Tensor = tensor  # type: ignore[assignment, misc]
+    for piece in "abc":
+        reply.give([chunk(1, piece)])
+    reply.give([finished(1, "d")])
+    assert [answer.reason for answer in sender.answers] == ["None", "None", "None", "stop"]
+    assert (built.count("text_output"), built.count("finish_reason")) == (4, 2)
 
 
 def test_outputs_given_together_go_out_as_one_response() -> None:

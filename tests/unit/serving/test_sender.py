@@ -13,8 +13,9 @@ from fakes.engine_link import WAIT_S, FakeLink, chunk, failed, finished
 from fakes.triton_stub import FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply, Wanted
-from minisgl_backend.serving.sender import Outbox
+from minisgl_backend.serving.sender import Outbox, Sender
 
 
 class Desk:
@@ -111,6 +112,19 @@ def test_a_waiting_request_without_output_is_asked_and_its_cancel_reaches_the_en
     assert other.finals == 0
 
 
+@pytest.mark.parametrize(("slack_s", "outputs_first"), [(1e6, True), (0.0, False)])
+def test_outputs_go_before_questions_unless_one_has_waited_as_long_as_it_may(
+    slack_s: float, outputs_first: bool
+) -> None:
+    stub = FakeStub()
+    sender = Sender(0, 1, stub.Logger)  # not started: the test is its thread
+    sender._polls = PollSchedule(0.0, slack_s, 0.0)  # everybody's turn has come
+    sender.open(RequestId(1), Reply(stub, FakeSender(stub), True, Wanted()))
+    sender.post([chunk(1, "a")])
+    served = [sender._next() for _ in range(2)]
+    assert [bool(work and work[2]) for work in served] == [outputs_first, False]
+
+
 def test_a_cancel_is_passed_on_once(desk: Desk) -> None:
     sender, other = desk.open(0), desk.open(2)
     sender.cancelled = True
@@ -186,3 +200,37 @@ def test_stopping_sends_what_is_posted_and_fails_the_rest() -> None:
     assert (slow.text, done.text, rest.text) == ("slow", "posted", "begun")
     assert [(a.code, a.final) for a in rest.answers][-1] == (TritonError.UNAVAILABLE, True)
     assert slow.finals == done.finals == rest.finals == 1
+
+
+class Passed:
+    """A fence that notes what came back."""
+
+    def __init__(self) -> None:
+        self.marks = self.passes = 0
+        self.came_back = threading.Event()
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def passed(self, mark: int) -> None:
+        assert mark == self.marks, "the mark is taken before the question"
+        self.passes += 1
+        self.came_back.set()
+
+
+def test_a_question_that_came_back_passes_the_fence_but_not_one_that_found_a_cancel() -> None:
+    fence, stub, link = Passed(), FakeStub(), FakeLink()
+    outbox = Outbox(stub.Logger, 1, fence)
+    outbox.start(link.cancel)
+    try:
+        sender = FakeSender(stub)
+        outbox.open(RequestId(1), Reply(stub, sender, True, Wanted()))
+        assert fence.came_back.wait(WAIT_S)
+        sender.cancelled = True
+        link.wait_cancelled(1)
+        assert fence.passes < fence.marks, "the question that found the cancel passed nothing"
+        outbox.post([failed(1, Status.CANCELLED, "the client left")])
+        sender.wait_final()
+    finally:
+        assert outbox.stop(WAIT_S)

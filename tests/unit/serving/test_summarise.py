@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -221,6 +222,37 @@ def test_closing_fails_what_is_open_and_waits_for_the_calls_under_way() -> None:
     rig.model.release("one")
     closing.join(WAIT_S)
     assert not closing.is_alive() and len(rig.model.calls) == 1 and rig.log.lines == []
+
+
+def test_a_call_that_takes_too_long_fails_its_text_and_no_other() -> None:
+    rig = Rig(parallel_parts=2, call_s=60)
+    rig.model.held = {"one"}
+    rig.ask(1, "one")
+    rig.model.wait_calls(1)
+    rig.summariser.end_late(time.monotonic() + 59)
+    rig.ask(2, "two")
+    assert isinstance(rig.outputs.wait_end(2), Finished), "nobody was late"
+    rig.summariser.end_late(time.monotonic() + 61)
+    end = rig.outputs.wait_end(1)
+    assert end == Failed(RequestId(1), Status.UNAVAILABLE, "the model 'minisgl' did not answer within 60 s")
+    rig.model.release("one")
+    rig.summariser.close()
+
+
+def test_when_every_call_takes_too_long_the_texts_that_wait_fail_too() -> None:
+    rig = Rig(parallel_parts=1, call_s=60)
+    rig.model.held = {"one"}
+    rig.ask(1, "one")
+    rig.model.wait_calls(1)
+    rig.ask(2, "two")
+    rig.summariser.end_late(time.monotonic() + 61)
+    for id in (1, 2):
+        end = rig.outputs.wait_end(id)
+        assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+    rig.model.release("one")
+    rig.ask(3, "three")
+    assert isinstance(rig.outputs.wait_end(3), Finished), "the worker works again"
+    rig.summariser.close()
 
 
 def test_one_text_too_many_is_refused() -> None:
