@@ -111,7 +111,6 @@ class StepRules:
         held, bad = self._held(logits.device), self._bad(logits.device)
         if held is None and bad is None:
             return
-        rows = torch.from_numpy(self.rows).to(logits.device)
         dead = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
         before = [None if some is None else logits[some.rows, some.ids] for some in (held, bad)]
         for some in (held, bad):
@@ -120,6 +119,7 @@ class StepRules:
         for some, values, other in ((held, before[0], bad), (bad, before[1], None)):
             if some is None or values is None:
                 continue
+            rows = some.rows.unique()
             dead[rows] = logits[rows].amax(-1) == -torch.inf
             now = logits[some.rows, some.ids]
             logits[some.rows, some.ids] = torch.where(dead[some.rows], values, now)

@@ -14,7 +14,7 @@ import numpy as np
 
 from minisgl_backend.sampling.utf8 import Bits, pack_bits
 
-MAX_WHITE_SPACE = 32
+MAX_WHITE_SPACE = 20
 """Characters in a row after which no token that begins with one is drawn: a token may go beyond by its own length."""
 
 BETWEEN = 0

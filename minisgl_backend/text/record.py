@@ -22,7 +22,7 @@ from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
 from minisgl_backend.text.logprobs import Row, rows, to_json
 from minisgl_backend.text.request import Accepted
-from minisgl_backend.text.sample import Piece, Sample
+from minisgl_backend.text.sample import Sample
 from minisgl_backend.text.stops import StopFinder, StopStrings
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -149,24 +149,21 @@ class Record:
         return outputs
 
     def _output(self, index: int) -> Chunk | Finished:
-        piece = self._samples[index].take()
-        self.closed = all(sample.taken for sample in self._samples)
-        if not self.closed or piece.reason is None:
-            return self._chunk(piece, index)
+        chunk = self._samples[index].take(self.request_id, index)
+        if chunk.reason is None or not all(sample.taken for sample in self._samples):
+            return chunk
+        self.closed = True
         return Finished(
             id=self.request_id,
-            text=piece.text,
-            tokens=piece.tokens,
-            reason=piece.reason,
+            text=chunk.text,
+            tokens=chunk.tokens,
+            reason=chunk.reason,
             num_input_tokens=self._input_tokens,
             num_output_tokens=sum(sample.num_tokens for sample in self._samples),
             index=index,
-            logprobs=piece.logprobs,
-            logprob=piece.logprob,
+            logprobs=chunk.logprobs,
+            logprob=chunk.logprob,
         )
-
-    def _chunk(self, piece: Piece, index: int) -> Chunk:
-        return Chunk(self.request_id, piece.text, piece.tokens, index, piece.reason, piece.logprobs, piece.logprob)
 
     def _take_prompt_logprobs(self) -> PromptLogprobs:
         told, self._prompt_rows, self._tell_prompt = self._prompt_rows, {}, False

@@ -117,6 +117,8 @@ def answer_form(checked: Checked, tokenizer: Tokenizer) -> tuple[GrammarSpec, tu
         return None
     if params.ignore_eos:
         raise InvalidRequest("ignore_eos", f"must be false with {spec.field}: such an answer ends when it is whole")
+    if params.allowed_token_ids is not None:  # nobody can say beforehand that both always have a token in common
+        raise InvalidRequest("allowed_token_ids", f"can not be given together with {spec.field}")
     ends = _ends(params, tokenizer)
     if not ends:
         raise InvalidRequest(spec.field, "needs stop_token_ids: this model has no end-of-sequence token")

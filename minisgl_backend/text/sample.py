@@ -15,7 +15,8 @@ from collections import deque
 
 import msgspec
 
-from minisgl_backend.messages.client import FinishReason
+from minisgl_backend.messages.client import Chunk, FinishReason
+from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
@@ -34,21 +35,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     tells_logprobs: bool  # and the client reads them
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """What came since the last one. The fields are those of messages.client.Chunk."""
-
-    text: str
-    tokens: bytes
-    reason: FinishReason | None
-    logprobs: bytes
-    logprob: float
-
-
 class Sample:
     """Owned by one record."""
 
     __slots__ = (
         "_detokenizer",
+        "_eager",
         "_finder",
         "_fresh",
         "_reading",
@@ -72,6 +64,7 @@ class Sample:
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._finder = finder
+        self._eager = finder is not None or reading.computes_logprobs  # each token is read as it comes
         self._text = prefix  # not taken yet
         self._fresh: array[int] = array("i")  # tokens not taken yet; without a finder not read yet either
         self._told: deque[Row] = deque()  # of tokens that have not come yet
@@ -93,14 +86,8 @@ class Sample:
             return
         self._fresh.append(token)
         self.num_tokens += 1
-        if self._reading.computes_logprobs:
-            self._rows.append(self._told.popleft())
-        if self._finder is not None and self._is_shown(token):
-            may_stop = self.num_tokens > self._reading.min_tokens
-            text, stopped = self._finder.push(self._detokenizer.push((token,)), may_stop)
-            self._text += text
-            if stopped:
-                self.reason = FinishReason.STOP
+        if self._eager:
+            self._read(token)
 
     def on_end(self, reason: FinishReason) -> None:
         """No more tokens. Ignored once ended."""
@@ -110,23 +97,33 @@ class Sample:
         if self._finder is not None:
             self._text += self._finder.finish() + self._detokenizer.finish()
 
-    def take(self) -> Piece:
+    def take(self, request: RequestId, index: int) -> Chunk:
         """What is fresh; after the end the last piece."""
         fresh, self._fresh = self._fresh, array("i")
-        told, self._rows = self._rows, []
         text, self._text = self._text, ""
         if self._finder is None:
-            text += self._detokenizer.push(fresh if not fresh or self._is_shown(fresh[-1]) else fresh[:-1])
+            shown = fresh if not fresh or self._is_shown(fresh[-1]) else fresh[:-1]
+            text += self._detokenizer.push(shown)
             if self.reason is not None:
                 text += self._detokenizer.finish()
         self.taken = self.reason is not None
-        return Piece(
-            text=text,
-            tokens=pack_tokens(fresh),
-            reason=self.reason,
-            logprobs=to_json(told, self._tokenizer) if self._reading.tells_logprobs else b"",
-            logprob=sum(map(own_logprob, told)),
-        )
+        if not self._reading.computes_logprobs:
+            return Chunk(request, text, pack_tokens(fresh), index, self.reason)
+        told, self._rows = self._rows, []
+        logprobs = to_json(told, self._tokenizer) if self._reading.tells_logprobs else b""
+        return Chunk(request, text, pack_tokens(fresh), index, self.reason, logprobs, sum(map(own_logprob, told)))
+
+    def _read(self, token: int) -> None:
+        """What can not wait until the piece is taken."""
+        if self._reading.computes_logprobs:
+            self._rows.append(self._told.popleft())
+        if self._finder is None or not self._is_shown(token):
+            return
+        may_stop = self.num_tokens > self._reading.min_tokens
+        text, stopped = self._finder.push(self._detokenizer.push((token,)), may_stop)
+        self._text += text
+        if stopped:
+            self.reason = FinishReason.STOP
 
     def _is_shown(self, token: int) -> bool:
         """A stop token ends the sequence, so it can only be the last; it counts, but is mostly not shown."""

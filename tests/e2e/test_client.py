@@ -86,7 +86,7 @@ def test_many_threads_at_once_on_one_client(endless: Server) -> None:
     [
         (lambda client: client.generate(PROMPT, temperature=-1), RequestRefused, "temperature"),
         (lambda client: client.generate(PROMPT, temprature=1), RequestRefused, "temperature"),
-        (lambda client: client.generate(PROMPT, stop=["x"]), Unsupported, "stop"),
+        (lambda client: client.generate(PROMPT, best_of=2), Unsupported, "best_of"),
         (lambda client: client.generate(""), RequestRefused, "text_input"),
         (lambda client: client.generate(input_ids=[]), RequestRefused, "input_ids"),
         (lambda client: client.generate(input_ids=[2**31 - 1]), RequestRefused, "input_ids"),

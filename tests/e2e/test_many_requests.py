@@ -158,9 +158,9 @@ BAD: list[tuple[str | bytes, dict[str, Any], str]] = [
     ("the cat", {"temperature": float("nan")}, "temperature"),
     ("the cat", {"max_tokens": "many"}, "max_tokens"),
     ("the cat", {"bogus": 1}, "bogus"),
-    ("the cat", {"stop": ["END"]}, "stop"),
+    ("the cat", {"stop": [5]}, "stop"),
     ("the cat", {"n": 1_000_000}, "n"),
-    ("the cat", {"logit_bias": {"1": 100}}, "logit_bias"),
+    ("the cat", {"logit_bias": {"cat": 100}}, "logit_bias"),
 ]
 
 

@@ -1,7 +1,8 @@
-"""The same tokens alone, batched, chunked, cached and retracted, at depth 0 and with overlap, in fp32.
+"""The same tokens and the same logprobs alone, batched, chunked, cached and retracted, at both depths, in fp32.
 
 The real runner on a tiny random model in fp32, through the engine as users have it (`LLM`, actors inline). Greedy and
-seeded draws; prompts that share prefixes, so that the cache matters; pools so small that sequences are retracted.
+seeded draws, plain and with every feature of sampling beside each other; prompts that share prefixes, so that the cache
+matters; pools so small that sequences are retracted. A smaller matrix on the real small model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from fakes.tiny_model import make_tiny_llama
-from minisgl_backend.llm import LLM
+from minisgl_backend.llm import LLM, Completion, Logprobs
+from minisgl_backend.models.locate import locate_model
 from minisgl_backend.text.parameters import SamplingParams
 
 NEW_TOKENS = 40
@@ -23,6 +25,18 @@ PROMPTS = [
 PARAMS = [
     SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0 if number % 2 else 0.9, seed=number)
     for number in range(len(PROMPTS))
+]
+LONG: dict[str, Any] = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
+FEATURES = [
+    SamplingParams(**LONG, temperature=0.9, seed=0, min_p=0.05, top_k=60, top_p=0.95),
+    SamplingParams(**LONG, temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(**LONG, temperature=0.9, seed=2, repetition_penalty=1.3, logprobs=3),
+    SamplingParams(**LONG, temperature=0.0, logit_bias={40: 3.0, 41: -3.0}, bad_words=["a", "the"], logprobs=0),
+    SamplingParams(**LONG, temperature=1.2, seed=4, prompt_logprobs=2, min_p=0.02),
+    SamplingParams(**LONG, temperature=0.0, prompt_logprobs=0, logprobs=2, repetition_penalty=1.2),
+    SamplingParams(max_tokens=NEW_TOKENS, temperature=0.9, seed=6, allowed_token_ids=[2, *range(40, 70)], min_tokens=9),
+    SamplingParams(**LONG, temperature=0.0, bad_words=["b"], frequency_penalty=1.0),
+    SamplingParams(**LONG, temperature=0.9, seed=8, n=2, presence_penalty=1.0, logprobs=1),
 ]
 
 BASE: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "executor": "inline", "threads": 1, "context_tokens": 128}
@@ -44,25 +58,105 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=128)
 
 
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> list[tuple[int, ...]]:
-    """The tokens of each prompt at depth 0, in an engine that has nothing else to do and remembers nothing."""
+def alone(folder: Path, prompts: list[Any], params: list[SamplingParams]) -> list[Completion]:
+    """The answer to each prompt at depth 0, in an engine that has nothing else to do and remembers nothing."""
     with LLM(folder, **{**BASE, "prefix_cache": False, "overlap": False}) as engine:
-        return [
-            tuple(engine.generate([prompt], params)[0].token_ids)
-            for prompt, params in zip(PROMPTS, PARAMS, strict=True)
-        ]
+        return [engine.generate([prompt], own)[0] for prompt, own in zip(prompts, params, strict=True)]
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "overlap"])
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> list[Completion]:
+    return alone(folder, PROMPTS, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def featured(folder: Path) -> list[Completion]:
+    answers = alone(folder, PROMPTS, FEATURES)
+    assert all(len(answer.token_ids) == NEW_TOKENS for answer in answers if answer is not answers[6])
+    assert len(set(answers[1].token_ids)) > 30, "penalties keep it from repeating itself"
+    return answers
+
+
+def assert_same(answers: list[Completion], expected: list[Completion]) -> None:
+    """Tokens to the last, logprobs to what another order of additions makes of them."""
+    for answer, one in zip(answers, expected, strict=True):
+        assert [sample.token_ids for sample in answer.samples] == [sample.token_ids for sample in one.samples]
+        for sample, other in zip(answer.samples, one.samples, strict=True):
+            assert_near(sample.logprobs, other.logprobs)
+        assert_near(answer.prompt_logprobs, one.prompt_logprobs)
+
+
+def assert_near(told: Logprobs | None, expected: Logprobs | None) -> None:
+    if told is None or expected is None:
+        assert told is expected
+        return
+    assert len(told) == len(expected)
+    for here, there in zip(told, expected, strict=True):
+        if here is None or there is None:
+            assert here is there
+            continue
+        assert list(here) == list(there)
+        for id, entry in here.items():
+            assert entry.rank == there[id].rank
+            assert entry.logprob == pytest.approx(there[id].logprob, abs=1e-4)
+
+
+both_depths = pytest.mark.parametrize("overlap", [False, True], ids=["depth-0", "overlap"])
+
+
+@both_depths
 @pytest.mark.parametrize("mode", MODES)
 def test_answers_are_those_of_each_prompt_alone(
-    mode: str, overlap: bool, folder: Path, alone: list[tuple[int, ...]]
+    mode: str, overlap: bool, folder: Path, plain: list[Completion]
+) -> None:
+    check_mode(mode, overlap, folder, PARAMS, plain)
+
+
+@both_depths
+@pytest.mark.parametrize("mode", MODES)
+def test_every_feature_gives_what_it_gives_alone(
+    mode: str, overlap: bool, folder: Path, featured: list[Completion]
+) -> None:
+    check_mode(mode, overlap, folder, FEATURES, featured)
+
+
+def check_mode(
+    mode: str, overlap: bool, folder: Path, params: list[SamplingParams], expected: list[Completion]
 ) -> None:
     with LLM(folder, **{**BASE, **MODES[mode], "overlap": overlap}) as engine:
         for _ in range(2):  # the second time the cache is warm
-            answers = engine.generate(PROMPTS, PARAMS)
-            assert [tuple(answer.token_ids) for answer in answers] == alone
+            assert_same(engine.generate(PROMPTS, params), expected)
         stats = engine.stats()
     assert (stats.retractions > 0) == mode.startswith("retracted"), f"{stats.retractions} retractions"
     assert (stats.matched_pages > 0) == MODES[mode].get("prefix_cache", True)
+
+
+REAL_MODES: dict[str, dict[str, Any]] = {
+    "batched, then cached": {},
+    "chunked": {"token_budget": 24, "max_running": 6, "page_size": 4},
+    "retracted": {"kv_bytes": 16 * 184_320, "page_size": 4, "max_running": 4},
+}
+REAL_PROMPTS = [
+    "The capital of France is",
+    "The capital of France is Paris. The capital of Italy is",
+    "Once upon a time there was a",
+    "def fibonacci(n):",
+]
+
+
+@pytest.mark.slow
+def test_the_real_small_model_gives_the_same_with_every_feature() -> None:
+    folder = locate_model("smollm2")
+    short: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
+    params = [
+        SamplingParams(**short, temperature=0.0, repetition_penalty=1.2, logprobs=2, prompt_logprobs=1),
+        SamplingParams(**short, temperature=0.8, seed=1, min_p=0.05, frequency_penalty=0.7, logprobs=0),
+        SamplingParams(**short, temperature=0.0, logit_bias={28: -5.0}, bad_words=["little", "girl"]),
+        SamplingParams(**short, temperature=1.0, seed=3, top_k=40, top_p=0.9, presence_penalty=0.5),
+    ]
+    expected = alone(folder, REAL_PROMPTS, params)
+    for mode, settings in REAL_MODES.items():
+        with LLM(folder, **{**BASE, **settings}) as engine:
+            for _ in range(2):
+                assert_same(engine.generate(REAL_PROMPTS, params), expected)
+            assert (engine.stats().retractions > 0) == mode.startswith("retracted"), mode

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 from fakes.engine import FakeEngine, fake_engine
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Started
+from minisgl_backend.messages.client import Chunk, EngineState, Failed, Finished, FinishReason, Started
 from minisgl_backend.messages.plan import BatchPlan
 from minisgl_backend.messages.tokens import unpack_tokens
 
@@ -126,3 +127,26 @@ async def test_logprobs_come_with_their_tokens_and_those_of_the_prompt_once(tiny
                 own = [int(next(iter(entry))) for entry in json.loads(piece.logprobs)]
                 assert own == list(unpack_tokens(piece.tokens))
         await holder.idle()
+
+
+async def test_a_generation_config_that_no_request_could_have_fails_the_start_unless_it_is_set_aside(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    (model / "generation_config.json").write_text('{"temperature": -1}')
+    async with fake_engine(model, ready=False) as engine:
+        health = await engine.holder().state(EngineState.FAILED)
+        assert health.detail.startswith("generation_config.json: temperature: must be a number in [0, 100], got -1")
+    async with fake_engine(model, generation_config="none") as engine:
+        holder = engine.holder()
+        assert await holder.text(holder.request("the cat", max_tokens=2))
+
+
+async def test_the_models_defaults_count_where_a_request_says_nothing(tiny_llama: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    (model / "generation_config.json").write_text('{"temperature": 0.0}')
+    async with fake_engine(model) as engine:
+        holder = engine.holder()
+        end = await holder.answer(holder.request("the cat", n=2))
+        assert isinstance(end, Failed) and end.message.startswith("n: must be 1 when temperature is 0")
+        assert isinstance(await holder.answer(holder.request("the cat", n=2, temperature=1)), Finished)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minisgl_backend.errors import InvalidRequest, ModelNotFound, RequestCancelled, StartError, UnsupportedFeature
-from minisgl_backend.llm import LLM
+from minisgl_backend.llm import LLM, Room
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -45,6 +45,26 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     assert [one.num_output_tokens for one in llm.generate(["the"] * 3, params)] == [1, 5, 9]
     with pytest.raises(ValueError, match="3 for 2 prompts"):
         llm.generate(["the"] * 2, params)
+
+
+def test_several_answers_to_a_prompt_are_its_samples(llm: LLM) -> None:
+    (answer,) = llm.generate("the cat", SamplingParams(n=3, max_tokens=4, return_token_ids=True))
+    assert [len(sample.token_ids) for sample in answer.samples] == [4, 4, 4] and answer.num_output_tokens == 12
+    assert (answer.text, answer.token_ids) == (answer.samples[0].text, answer.samples[0].token_ids)
+    assert answer.prompt_token_ids is not None and len(answer.prompt_token_ids) == answer.num_input_tokens
+    pieces = list(llm.stream("the cat", SamplingParams(n=3, max_tokens=4)))
+    assert {piece.index for piece in pieces} == {0, 1, 2}
+    assert len(llm.generate(["the cat"] * 20, SamplingParams(n=5, max_tokens=2), progress=False)) == 20
+
+
+def test_room_for_several_is_given_together() -> None:
+    room = Room(4)
+    assert room.take(3, wait=True) and not room.take(2, wait=False) and room.take(1, wait=False)
+    room.give_back(3)
+    room.give_back(1)
+    assert room.take(9, wait=False), "more than there is: all of it"
+    room.close()
+    assert room.take(4, wait=True), "who waits finds it closed"
 
 
 def test_two_threads_may_generate_at_once(llm: LLM) -> None:

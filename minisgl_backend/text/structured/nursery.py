@@ -19,12 +19,14 @@ import signal
 import struct
 import sys
 import time
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from minisgl_backend.text.structured.compiling import Compiler
 from minisgl_backend.text.structured.spec import GrammarSpec
+
+if TYPE_CHECKING:
+    from minisgl_backend.text.structured.compiling import Compiler
 
 MEMORY_BYTES = 512 << 20  # of address space, of which the library and a large vocabulary take half
 WALL_S = 10.0  # for a machine so busy that the time of a job takes longer
@@ -76,6 +78,8 @@ def _main() -> None:
     first = read_frame(jobs)
     if first is None:
         return
+    from minisgl_backend.text.structured.compiling import Compiler  # numpy and the grammar library: not in the host
+
     compiler = Compiler(msgspec.msgpack.decode(first, type=Vocabulary).token_bytes)
     decoder = msgspec.msgpack.Decoder(Job)
     while (frame := read_frame(jobs)) is not None:

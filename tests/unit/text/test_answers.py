@@ -20,7 +20,7 @@ from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted
+from minisgl_backend.text.request import Accepted, answer_form, check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LIMITS = RequestLimits(context_tokens=4096, pool_tokens=4096)
@@ -201,6 +201,13 @@ def test_token_ids_of_the_prompt_come_with_the_start(byte_level: Tokenizer) -> N
         (told,) = r.take_outputs()
         assert isinstance(told, Started)
         assert list(unpack_tokens(told.prompt_ids)) == (ids_of_bytes(byte_level, b"QQQQ") if asked else [])
+
+
+def test_allowed_tokens_and_a_form_might_have_no_token_in_common_and_are_refused(byte_level: Tokenizer) -> None:
+    raw = json.dumps({"guided_choice": ["a"], "allowed_token_ids": [65]}).encode()
+    checked = check_request(Request(ID, b"Q", raw, True, None), byte_level, LIMITS)
+    with pytest.raises(InvalidRequest, match=r"^allowed_token_ids: can not be given together with guided_choice"):
+        answer_form(checked, byte_level)
 
 
 # ── several answers ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,89 @@
+"""The worker's side of forms: which rows get a mask, what reaches a matcher, and what it costs rows without one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minisgl_backend.messages.ids import SlotId
+from minisgl_backend.messages.plan import Admission
+from minisgl_backend.messages.sampling import GREEDY
+from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.sampling.grammar import GrammarSlots
+from minisgl_backend.sampling.utf8 import WHOLE, Utf8Masks, after
+from minisgl_backend.sampling.white_space import MAX_WHITE_SPACE, JsonSpace
+
+
+def bits_set(bits: np.ndarray, vocab: int) -> list[int]:
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab]).tolist()
+
+
+def test_rows_without_a_grammar_start_nothing_and_load_nothing() -> None:
+    def never() -> list[bytes]:
+        raise AssertionError("the vocabulary is not needed")
+
+    slots = GrammarSlots(never, 100)
+    try:
+        rows = np.arange(64)
+        slots.admit([Admission(SlotId(slot), pack_tokens([1]), GREEDY) for slot in range(64)])
+        assert slots.begin(rows) is None
+        slots.drew(rows, [5] * 64)
+        assert slots.begin(rows) is None
+    finally:
+        slots.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "valid"),
+    [
+        (b"a", True),
+        ("é日😀\U0010ffff".encode(), True),
+        (b"\xe0\x80\x80", False),
+        (b"\xed\xa0\x80", False),
+        (b"\xf0\x80\x80\x80", False),
+        (b"\xf4\x90\x80\x80", False),
+        (b"\xc0\x80", False),
+        (b"\x80", False),
+        (b"\xf5", False),
+    ],
+)
+def test_utf8_is_what_python_reads(data: bytes, valid: bool) -> None:
+    assert (after(WHOLE, data) == WHOLE) is valid
+
+
+def test_every_pair_and_triple_of_bytes_is_judged_as_python_does() -> None:
+    edges = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF4, 0xF5]
+    for first in range(256):
+        for second in edges:
+            for third in edges:
+                data = bytes([first, second, third])
+                try:
+                    data.decode()
+                    expected = True
+                except UnicodeDecodeError:
+                    expected = False
+                assert (after(WHOLE, data) == WHOLE) is expected, data
+
+
+def test_a_mask_lets_only_the_rest_of_a_begun_character_through() -> None:
+    vocabulary = [b"a", b"\xe0", b"\x80", b"\xa0\x80", b"\xa0\x80z", b"", b"\xff"]
+    masks = Utf8Masks(vocabulary)
+    state = masks.step(WHOLE, 1)
+    bits = np.full(1, -1, np.int32)
+    masks.lay_over(state, bits)
+    assert bits_set(bits, len(vocabulary)) == [3, 4, 5]
+    assert masks.step(state, 3) == WHOLE
+
+
+def test_white_space_is_counted_outside_strings_alone() -> None:
+    vocabulary = [b" ", b'"', b"\\", b"a", b"  b"]
+    space = JsonSpace(vocabulary)
+    state = 0
+    for token in (1, *[0] * 50, 2, 1, 0, 1):
+        state = space.step(state, token)
+    assert state == 0
+    for _ in range(MAX_WHITE_SPACE):
+        state = space.step(state, 0)
+    bits = np.full(1, -1, np.int32)
+    space.lay_over(state, bits)
+    assert bits_set(bits, len(vocabulary)) == [1, 2, 3]
