@@ -1,17 +1,18 @@
 """What is reverted, rule by rule, and the test that must notice.
 
 Where it stands in the flow: read by `__main__.py` and `test_mutations.py`. "Rule n" is one of docs/scheduler.md.
+The rules of the running engine stand in `engine_rules.py`.
 """
 
 from __future__ import annotations
 
 from .copies import Mutation
+from .engine_rules import ENGINE_RULES
 
 _UNIT = "tests/unit/scheduler/"
 _OVERLAP = _UNIT + "test_directed_overlap.py::"
 _IN_ENGINE = "tests/sim/test_overlap.py::"  # the actors with their mailboxes
 _IN_ENGINE_CANCELS = _IN_ENGINE + "test_hundreds_of_cancels_and_failed_steps_leak_nothing_and_change_no_answer[overlap]"
-_TRACE = "tests/sim/test_step_trace.py::"
 _PAGES = _UNIT + "test_directed_pages.py::"
 _FAILURES = _UNIT + "test_directed_failures.py::"
 _SHARING = _UNIT + "test_sharing.py::"
@@ -474,47 +475,6 @@ ROOM_RULES = (
         "0",
         (_URGENCY + "test_what_an_urgent_one_shares_with_those_who_would_go_is_not_counted_twice",),
         "preempted-for-its-own-pages",
-    ),
-)
-
-ENGINE_RULES = (
-    Mutation(
-        "with overlap the next plan is handed out while a step runs",
-        "actors/scheduler.py",
-        "step=plan.step, rows=len(plan.row_slots))\n",
-        "step=plan.step, rows=len(plan.row_slots))\n            return\n",
-        (
-            _IN_ENGINE + "test_with_host_time_equal_to_device_time_overlap_gives_1_8_times_the_throughput",
-            _TRACE + "test_with_overlap_the_next_plan_is_received_before_the_present_step_ends[inline]",
-        ),
-        "engine-one-plan-a-result",
-    ),
-    Mutation(
-        "the setting reaches the scheduler",
-        "actors/executors/build.py",
-        "depth=int(config.overlap)",
-        "depth=0",
-        (
-            _IN_ENGINE + "test_a_step_that_runs_out_of_memory_voids_the_one_behind_it_and_costs_no_token[overlap]",
-            _TRACE + "test_with_overlap_the_next_plan_is_received_before_the_present_step_ends[inline]",
-        ),
-        "engine-overlap-ignored",
-    ),
-    Mutation(
-        "a plan made before a failure was known does not run on what is not there",
-        "worker/spoilt.py",
-        "self._spoilt.update(range(self._max_running))",
-        "pass",
-        (_IN_ENGINE + "test_a_step_that_runs_out_of_memory_voids_the_one_behind_it_and_costs_no_token[overlap]",),
-        "engine-nothing-is-spoilt",
-    ),
-    Mutation(
-        "a Halt goes before the plans that wait",
-        "actors/worker.py",
-        "if self._halted:",
-        "if self._halted and not self._plans:",
-        (_IN_ENGINE + "test_a_halt_goes_before_the_plan_that_waits",),
-        "engine-halt-waits",
     ),
 )
 

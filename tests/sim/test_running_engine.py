@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 
 from fakes.engine import fake_engine
+from minisgl_backend.actors.internal import Tokenised
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.worker import ToWorker, WorkerActor
+from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.client import Finished, Request
 from minisgl_backend.messages.control import Halt
-from minisgl_backend.messages.ids import StepId
+from minisgl_backend.messages.ids import SequenceId, StepId
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 
 
@@ -70,6 +72,17 @@ async def test_an_id_in_use_begins_no_second_answer_and_is_free_again_after_the_
         holder.send(again)
         second = await holder.answer(id)
         assert isinstance(second, Finished) and second.num_output_tokens == 2
+
+
+async def test_a_prompt_that_became_tokens_after_its_request_was_cancelled_starts_nothing(
+    tiny_llama: Path, overlap: bool
+) -> None:
+    """The message was on its way when the cancel came."""
+    async with fake_engine(tiny_llama, overlap=overlap) as engine:
+        holder = engine.holder()
+        engine.inbox.put(Tokenised(SequenceId(1000), InvalidRequest("text_input", "too long")))
+        assert await holder.text(holder.request("the cat", max_tokens=2))
+        await holder.idle()
 
 
 async def test_a_cancel_reaches_the_scheduler_though_the_client_has_its_answer(tiny_llama: Path, overlap: bool) -> None:

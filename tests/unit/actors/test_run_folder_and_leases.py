@@ -111,7 +111,8 @@ async def test_a_lease_ends_with_its_process_however_that_ends() -> None:
     leases.take(HolderId(b"b"), holder.pid)
     assert len(leases) == 2
     holder.kill()
-    assert {await ended.get(), await ended.get()} == {b"a", b"b"}
+    async with asyncio.timeout(10):
+        assert {await ended.get(), await ended.get()} == {b"a", b"b"}
     await holder.wait()
     assert len(leases) == 0
     leases.take(HolderId(b"c"), holder.pid)  # it is gone already
