@@ -69,7 +69,7 @@ def test_a_bad_request_among_good_ones_fails_alone(rig: Rig) -> None:
 
 
 def test_a_feature_that_is_not_built_is_refused_as_unsupported(rig: Rig) -> None:
-    sender = rig.ask(image=["aGk="])
+    sender = rig.ask(tensors={"image": strings(b"iVBOR")})
     assert [(a.code, a.final) for a in sender.answers] == [(TritonError.UNSUPPORTED, True)]
     assert rig.link.requests == []
 

@@ -75,7 +75,7 @@ class Compiler:
         for place in range(_TRIED_TOKENS):
             began_s = time.process_time()
             matcher.fill_next_token_bitmask(bits, 0, False)
-            tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._token_bytes)])
             if not len(tokens):
                 raise GrammarFault("can not be met: it leads to where nothing may follow")
             token = int(tokens[draw.randrange(len(tokens))])
