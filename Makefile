@@ -32,6 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed: run 'make system-deps' or set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "can not make .venv: run 'make system-deps'"; exit 1; }
 	$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[server,load,dev]'
+	$(BIN)/python -m pip install --no-compile --disable-pip-version-check --no-deps -c constraints.txt xgrammar apache-tvm-ffi
 	@echo "compiling on all cores, which pip would do on one"
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true  # some packages ship files that are no Python
 	@touch $@

@@ -21,10 +21,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from importlib.util import find_spec
 
 import msgspec
 
-from minisgl_backend.errors import EngineUnavailable, InvalidRequest
+from minisgl_backend.errors import EngineUnavailable, InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.structured.nursery import (
@@ -48,9 +49,10 @@ _log = logging.getLogger(__name__)
 class GrammarCompiler:
     """Owned by the text actor, called from its loop."""
 
-    def __init__(self, token_bytes: Sequence[bytes]) -> None:
-        """token_bytes: of every id what it adds to the text."""
+    def __init__(self, token_bytes: Sequence[bytes], library: str = "xgrammar") -> None:
+        """token_bytes: of every id what it adds to the text. library: the package without which there is none."""
         self._token_bytes = token_bytes
+        self._installed = find_spec(library) is not None
         self._quick = _Lane("quick", token_bytes, QUICK_CPU_S)
         self._slow = _Lane("slow", token_bytes, SLOW_CPU_S)
         self._cache: OrderedDict[bytes, Answer] = OrderedDict()
@@ -60,8 +62,10 @@ class GrammarCompiler:
     async def compile(self, spec: GrammarSpec, end_ids: Sequence[int]) -> Grammar:
         """end_ids: what ends an answer; not empty.
 
-        Raises InvalidRequest naming the field of `spec`; EngineUnavailable when too many wait.
+        Raises InvalidRequest or UnsupportedFeature naming the field of `spec`; EngineUnavailable when too many wait.
         """
+        if not self._installed:
+            raise UnsupportedFeature(spec.field, "this server has no grammar library: pip install xgrammar")
         key = self._key(spec)
         answer = self._cached(key)
         if answer is None:

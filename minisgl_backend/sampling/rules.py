@@ -119,7 +119,7 @@ class StepRules:
         for some, values, other in ((held, before[0], bad), (bad, before[1], None)):
             if some is None or values is None:
                 continue
-            rows = some.rows.unique()
+            rows = torch.unique(some.rows)
             dead[rows] = logits[rows].amax(-1) == -torch.inf
             now = logits[some.rows, some.ids]
             logits[some.rows, some.ids] = torch.where(dead[some.rows], values, now)

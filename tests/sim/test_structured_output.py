@@ -17,7 +17,7 @@ from fakes.grammar_walk import random_answers
 from fakes.tiny_model import make_tiny_llama
 from fakes.tokenizers import byte_level_folder
 from minisgl_backend.actors.grammars import GrammarCompiler
-from minisgl_backend.errors import InvalidRequest, RequestError
+from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.llm import LLM
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.parameters import SamplingParams
@@ -168,3 +168,12 @@ async def test_a_grammar_that_can_not_be_read_and_one_that_is_sound_share_a_batc
         compiler.close()
     broken = Grammar(b"other", sound.compiled[:-9], sound.end_ids)
     assert random_answers(tokenizer, [broken, sound, broken], 2, 0) == [None, "yes", None]
+
+
+async def test_without_the_grammar_library_a_form_is_refused_by_name() -> None:
+    spec = read_structured({"guided_choice": ["yes"]})
+    assert spec is not None
+    compiler = GrammarCompiler([b"a"], library="no_such_library_of_grammars")
+    with pytest.raises(UnsupportedFeature, match=r"^guided_choice: this server has no grammar library"):
+        await compiler.compile(spec, [2])
+    compiler.close()
