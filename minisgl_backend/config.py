@@ -148,14 +148,18 @@ def read_settings(model_json: Path | None, environment: Mapping[str, str]) -> di
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`key=value` of the command line → (key, value). The value is read as JSON, else taken as a string."""
+    """`key=value` of the command line → (key, value). The value is read as JSON, else taken as a string; that of a
+    setting that is text may also be a number.
+    """
     key, separator, raw = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"--set takes key=value, got {text!r}")
     try:
-        return key, json.loads(raw)
+        value = json.loads(raw)
     except json.JSONDecodeError:
         return key, raw
+    is_text = EngineConfig.__annotations__.get(key) == "str"
+    return key, raw if is_text and type(value) in (int, float) else value
 
 
 def nearest(word: str, known: tuple[str, ...]) -> str:

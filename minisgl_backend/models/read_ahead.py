@@ -21,7 +21,7 @@ def read_ahead(folder: Path) -> threading.Thread | None:
     Returns that thread; None when there is nothing to read or no room for it. What can not be opened is left to
     whoever loads it.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = [file for file in sorted(folder.glob("*.safetensors")) if file.is_file()]  # a broken link is none
     size_bytes = sum(file.stat().st_size for file in files)
     if not files or size_bytes > free_memory_bytes() * _SHARE:
         return None

@@ -32,6 +32,9 @@ from minisgl_backend.messages.client import FinishReason
 from minisgl_backend.serving.reply import ERROR_CODES
 from minisgl_backend.serving.triton import TritonStub
 
+_MOST_RETAINED = 64
+"""With more iterators than that, a question is due: answers that end before their first turn comes would ask none."""
+
 _OUTPUTS = ("text_output", "finish_reason", "num_output_tokens")
 
 
@@ -79,6 +82,10 @@ class Retained:
             while self._released < mark:
                 self._iterators.popleft()
                 self._released += 1
+
+    def is_due(self) -> bool:
+        """Whether so many are retained that a question must be asked before the next answer ends."""
+        return len(self._iterators) > _MOST_RETAINED
 
 
 def model_call(stub: TritonStub, model: str, retained: Retained) -> Call:

@@ -19,12 +19,12 @@ class PollSchedule:
         self._period_s = period_s
         self._slack_s = slack_s
         self._spacing_s = spacing_s
-        self._turns: dict[RequestId, float] = {}  # when each turn comes, in their order
+        self._turns: dict[RequestId, tuple[float, float]] = {}  # last asked, turn; who was asked longest ago is first
 
     def add(self, id: RequestId, now: float) -> None:
         """A new request takes the last turn."""
-        self._turns[id] = 0.0  # counts for the interval
-        self._turns[id] = now + self._interval_s()
+        self._turns[id] = (now, now)  # counts for the interval
+        self._turns[id] = (now, now + self._interval_s())
 
     def remove(self, id: RequestId) -> None:
         """Unknown ids are ignored."""
@@ -32,18 +32,23 @@ class PollSchedule:
 
     def wake_at(self) -> float | None:
         """When the next question must be asked; None without requests."""
-        for turn in self._turns.values():
-            return turn + self._slack_s
-        return None
+        turn = self._next_turn()
+        return None if turn is None else turn + self._slack_s
 
     def take(self, now: float) -> RequestId | None:
         """The request to ask now, or None when nobody's turn has come. Missed questions are not made up for."""
-        for id, turn in self._turns.items():
-            if now < turn:
-                return None
-            del self._turns[id]
-            self.add(id, now)
-            return id
+        turn = self._next_turn()
+        if turn is None or now < turn:
+            return None
+        id = next(iter(self._turns))
+        del self._turns[id]
+        self.add(id, now)
+        return id
+
+    def _next_turn(self) -> float | None:
+        """A turn given while many were open comes earlier when most have ended: those behind it wait for it."""
+        for asked, turn in self._turns.values():
+            return min(turn, asked + self._interval_s())
         return None
 
     def _interval_s(self) -> float:

@@ -42,6 +42,10 @@ class Fence(Protocol):
 
     def passed(self, mark: int) -> None: ...
 
+    def is_due(self) -> bool:
+        """Whether to ask before the next answer ends, though its turn has not come."""
+        ...
+
 
 class Outbox:
     """The sender threads of one bridge."""
@@ -189,6 +193,8 @@ class Sender:
                 self._changed.wait(None if wake is None else wake - now)
 
     def _send(self, id: RequestId, reply: Reply, outputs: list[Output], cancel: Cancel) -> None:
+        if self._fence is not None and isinstance(outputs[-1], Finished | Failed) and self._fence.is_due():
+            self._ask(id, reply, cancel)
         reply.give(outputs)
         if reply.ended:
             self._forget(id)

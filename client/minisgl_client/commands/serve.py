@@ -279,7 +279,7 @@ def _start_engine(launch: Launch, stages: Stages) -> None:
 
     try:
         find_or_start(absolute(launch.config), launch.environment)
-    except StartError as error:
+    except (StartError, OSError) as error:
         stages.note(f"no engine yet: {error}")
 
 

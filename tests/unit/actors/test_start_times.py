@@ -70,7 +70,8 @@ async def test_a_group_that_is_ready_tells_the_seconds_of_its_stages() -> None:
 def test_weights_are_read_ahead_when_there_are_any_and_they_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read_ahead(tmp_path) is None
+    (tmp_path / "broken.safetensors").symlink_to(tmp_path / "nowhere")
+    assert read_ahead(tmp_path) is None, "whoever loads it will say what is wrong"
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     thread = read_ahead(tmp_path)
     assert thread is not None

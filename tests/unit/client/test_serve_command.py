@@ -23,7 +23,7 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
 from minisgl_client.commands.fetch import Progress, fetch_model
-from minisgl_client.commands.serve import engine_config, greeting, prepare_model, settings_of
+from minisgl_client.commands.serve import Launch, _start_engine, engine_config, greeting, prepare_model, settings_of
 from minisgl_client.stages import Stages
 
 FREE = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -249,6 +249,14 @@ def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeyp
         prepare_model(EngineConfig(model=tmp_path.name), Stages())
     with pytest.raises(ModelNotFound):
         prepare_model(EngineConfig(model="./elsewhere"), Stages())
+
+
+def test_a_folder_for_the_engine_that_can_not_be_made_is_the_models_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINISGL_RUNTIME_DIR", "/dev/null/x")
+    out = io.StringIO()
+    launch = Launch((), os.environ, EngineConfig(), 1, "::1", {}, "", engine_beside=True, verbose=False)
+    _start_engine(launch, Stages(out))
+    assert "no engine yet" in out.getvalue() and "/dev/null/x" in out.getvalue()
 
 
 def test_only_the_first_start_fetches_and_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

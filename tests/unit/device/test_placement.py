@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_backend.config import parse_cpu_cores, resolve_config
+from minisgl_backend.config import parse_cpu_cores, parse_setting, resolve_config
 from minisgl_backend.device.machine import quota_cores, read_machine
 from minisgl_backend.device.placement import Cpu, Machine, WorkerPlace, cpu_list, place
 from minisgl_backend.errors import ConfigError
@@ -101,6 +101,15 @@ def test_more_pinned_ranks_than_cores_are_refused() -> None:
 def test_what_is_no_list_of_cpus_is_refused_by_the_name_of_the_setting_with_the_range(text: str) -> None:
     with pytest.raises(ConfigError, match=r"'cpu_cores' must be empty or a list of CPUs from 0 to 8191 .*got"):
         resolve_config({"cpu_cores": text})
+
+
+def test_a_single_cpu_is_named_on_the_command_line_as_a_number() -> None:
+    given = dict(parse_setting(text) for text in ("cpu_cores=3", "threads=3"))
+    assert given == {"cpu_cores": "3", "threads": 3}
+    assert resolve_config(given).cpu_cores == "3"
+    assert parse_setting('cpu_cores="0-3"') == ("cpu_cores", "0-3")
+    with pytest.raises(ConfigError, match="cpu_cores"):
+        resolve_config(dict([parse_setting("cpu_cores=true")]))
 
 
 def test_cpus_that_are_not_ours_are_refused_with_those_that_are() -> None:

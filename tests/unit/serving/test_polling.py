@@ -64,6 +64,17 @@ def test_a_removed_request_is_not_asked_again() -> None:
     assert {id for _, id in asked_at(schedule, 1.0)} == {2}
 
 
+def test_when_a_crowd_has_gone_who_is_left_and_who_comes_is_asked_as_often_as_ever() -> None:
+    schedule = PollSchedule(0.1, 0.05, 0.004)
+    for id in range(250):
+        schedule.add(RequestId(id), 0.0)
+    assert schedule.take(0.11) == 0, "its next turn is a second away"
+    for id in range(1, 250):
+        schedule.remove(RequestId(id))
+    schedule.add(RequestId(1000), 0.12)
+    assert [id for _, id in asked_at(schedule, 0.3)] == [0, 1000]
+
+
 @given(arrivals=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=300))
 def test_every_request_is_asked_in_time_and_all_together_not_too_often(arrivals: list[float]) -> None:
     period_s, slack_s, spacing_s = 0.1, 0.05, 0.004

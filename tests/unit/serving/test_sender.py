@@ -13,6 +13,7 @@ from fakes.engine_link import WAIT_S, FakeLink, chunk, failed, finished
 from fakes.triton_stub import FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.calls import Retained
 from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply, Wanted
 from minisgl_backend.serving.sender import Outbox, Sender
@@ -218,6 +219,9 @@ class Passed:
         self.passes += 1
         self.came_back.set()
 
+    def is_due(self) -> bool:
+        return False
+
 
 def test_a_question_that_came_back_passes_the_fence_but_not_one_that_found_a_cancel() -> None:
     fence, stub, link = Passed(), FakeStub(), FakeLink()
@@ -234,3 +238,22 @@ def test_a_question_that_came_back_passes_the_fence_but_not_one_that_found_a_can
         sender.wait_final()
     finally:
         assert outbox.stop(WAIT_S)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_answers_that_end_before_their_turn_comes_let_go_of_what_is_retained_for_a_question(cancelled: bool) -> None:
+    retained, stub, link = Retained(), FakeStub(), FakeLink()
+    outbox = Outbox(stub.Logger, 1, retained)
+    outbox.start(link.cancel)
+    try:
+        for id in range(300):
+            sender = FakeSender(stub)
+            outbox.open(RequestId(id), Reply(stub, sender, True, Wanted()))
+            sender.cancelled = cancelled and id % 10 > 0
+            retained.keep(object())
+            outbox.post([finished(id, "x")])
+            assert sender.wait_final().finals == 1
+            assert len(retained) < 80
+    finally:
+        assert outbox.stop(WAIT_S)
+    assert not stub.violations
