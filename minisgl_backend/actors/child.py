@@ -26,7 +26,7 @@ from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRAC
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
 from minisgl_backend.errors import StartError
-from minisgl_backend.messages.control import Begin, Broken, FromChild, Loading, Ready
+from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
 from minisgl_backend.messages.engine import SchedulerToText
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 
@@ -48,6 +48,8 @@ async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asynci
     inbox: WireInbox[ToScheduler] = WireInbox(context, home / "scheduler", ToScheduler, CAPACITY)
     host.put(Ready("scheduler", os.getpid(), 0))
     begin = await inbox.receive()
+    if isinstance(begin, Halt):  # while the workers load
+        return
     assert isinstance(begin, Begin), begin
     scheduler = make_scheduler(settings.config, begin.num_pages, begin.context_tokens)
     workers: list[WireOutlet[BatchPlan]] = [

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
+from minisgl_backend.actors.child import run_scheduler
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings, _Members
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement, WorkerPlace
-from minisgl_backend.messages.control import Begin, FromChild, Loading, Ready, ToChild
+from minisgl_backend.messages.control import Begin, FromChild, Halt, Loading, Ready, ToChild
 
 PATIENCE_S = 20.0
 
@@ -87,6 +88,25 @@ async def test_fault_5_the_scheduler_may_not_begin_before_every_rank_has_answere
     assert (await asyncio.wait_for(group.started, PATIENCE_S)).num_pages == 50
     begin = await asyncio.wait_for(group.scheduler.receive(), PATIENCE_S)
     assert begin == Begin(50, 100), "the smallest pool is what all have"
+
+
+async def test_a_scheduler_that_is_halted_before_it_may_begin_ends_without_a_word() -> None:
+    context = zmq.asyncio.Context()
+    with tempfile.TemporaryDirectory(prefix="minisgl-test-") as folder:
+        home = Path(folder)
+        heard: WireInbox[FromChild] = WireInbox(context, home / "host", FromChild, CAPACITY)
+        host: WireOutlet[Any] = WireOutlet(context, home / "host", CAPACITY)
+        to_scheduler: WireOutlet[ToChild] = WireOutlet(context, home / "scheduler", CAPACITY)
+        settings = GroupSettings(EngineConfig(), "none", Placement((), ()))
+        try:
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(run_scheduler(home, settings, context, host))
+                assert isinstance(await heard.receive(), Ready)
+                to_scheduler.put(Halt())
+                await running
+            assert heard.receive_nowait() is None
+        finally:
+            context.destroy(linger=0)
 
 
 async def test_a_rank_that_says_twice_that_it_is_ready_does_not_count_for_another(group: _StartingGroup) -> None:
