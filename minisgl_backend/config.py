@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     generation_config: Literal["auto", "none"] = "auto"  # the model's own defaults of sampling, or vLLM's alone
     allow_client_template: bool = False  # a chat may bring its own template: code of strangers, in a sandbox
     allow_control_tokens: bool = False  # control tokens that a chat's messages spell out are taken as such
+    reasoning_parser: str = "auto"  # of parse_output: "auto" (by the model's chat template), "none", or a name
+    tool_parser: str = "auto"  # the same, of tool calls
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
@@ -74,6 +76,13 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+PARSERS: dict[str, tuple[str, ...]] = {
+    "reasoning_parser": ("think",),
+    "tool_parser": ("hermes", "llama3", "mistral"),
+}
+"""Setting → the names it takes beside "auto" and "none": the parsers of `text/parsers/`."""
+
+
 def resolve_config(*layers: Mapping[str, Any]) -> EngineConfig:
     """Merges the layers, later ones first, and checks every value.
 
@@ -92,6 +101,9 @@ def resolve_config(*layers: Mapping[str, Any]) -> EngineConfig:
     for key, (low, high) in _RANGES.items():
         if not low <= getattr(config, key) <= high:
             raise ConfigError(f"setting {key!r} must be from {low:g} to {high:g}, got {getattr(config, key)!r}")
+    for key, names in PARSERS.items():
+        if (name := getattr(config, key)) not in ("auto", "none", *names):
+            raise ConfigError(f"setting {key!r} must be one of auto, none, {', '.join(names)}, got {name!r}")
     _check_together(config)
     return config
 

@@ -53,6 +53,7 @@ from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.prompt import is_client_code, takes_long
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, Checked, answer_form, check_request, tokenise
@@ -369,6 +370,9 @@ class TextActor:
         if self._engine is None or self._tokenizer is None:
             return
         pool_tokens = self._engine.pool_tokens
+        reasoning, tools = parser_names(
+            self._config.reasoning_parser, self._config.tool_parser, self._tokenizer.template_source
+        )
         self._limits = RequestLimits(
             context_tokens=self._context_tokens,
             pool_tokens=pool_tokens,
@@ -376,6 +380,8 @@ class TextActor:
             allow_control_tokens=self._config.allow_control_tokens,
             priorities=self._config.policy == "priority",
             sequences=self._config.queue_limit + self._config.max_running,
+            reasoning_parser=reasoning,
+            tool_parser=tools,
             defaults=self._defaults,
         )
         start = f", {self._engine.start}" if self._engine.start else ""

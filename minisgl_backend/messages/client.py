@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     tools: bytes | None = None  # JSON as it came
     timeout_us: int = 0  # from arrival to the end of the answer; 0: none
     return_cumulative_logprob: bool = False  # logprobs of the tokens are computed although no parameter asks for them
+    parse_output: bool = False  # of a chat: reasoning and tool calls come apart from the text
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -116,6 +117,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="chunk"):
     reason: FinishReason | None = None  # set on an answer's last piece, unless that is the Finished
     logprobs: bytes = b""  # JSON, as in PromptLogprobs, an entry per token in `tokens`; empty: nobody asked
     logprob: float = 0.0  # the sum of those of the tokens in `tokens`, where they are computed
+    reasoning: str = ""  # with parse_output, as the text: what the model thinks
+    tool_calls: bytes = b""  # with parse_output, JSON: streaming [{"index", "name"?, "arguments"}], else whole calls
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
@@ -130,6 +133,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     index: int = 0
     logprobs: bytes = b""
     logprob: float = 0.0
+    reasoning: str = ""
+    tool_calls: bytes = b""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

@@ -22,9 +22,9 @@ NOT_FINISHED = "None"
 """The `finish_reason` of an answer that goes on: in every response of a stream but the last."""
 
 LARGE_CHARS = 65_536
-"""A last response of more (characters of text, bytes of token ids and logprobs) goes out ahead of FINAL. The stub
-closes a sender before it copies the response to shared memory: a last response that finds no room there would take
-FINAL with it."""
+"""A last response of more (characters of text, bytes of token ids, logprobs and tool calls) goes out ahead of FINAL.
+The stub closes a sender before it copies the response to shared memory: a last response that finds no room there would
+take FINAL with it."""
 
 ERROR_CODES = {
     Status.INVALID_ARGUMENT: "INVALID_ARG",
@@ -46,6 +46,7 @@ class Wanted:
     perf_metrics: bool = False  # num_cached_tokens, queue_ms, ttft_ms
     logprobs: bool = False  # of the tokens of each response; "null" when no parameter asks for them
     cumulative_logprob: bool = False  # the sum of those of all tokens so far
+    parsed: bool = False  # reasoning_output, tool_calls
 
 
 @dataclass
@@ -56,6 +57,8 @@ class _Held:
     tokens: bytes = b""  # packed int32, those of the text and of what has no text
     logprobs: list[bytes] = field(default_factory=list)  # JSON lists
     asks_logprobs: bool = False
+    reasoning: str = ""
+    tool_calls: list[bytes] = field(default_factory=list)  # JSON lists
     logprob: float = 0.0  # of all tokens, sent or not
     reason: str = NOT_FINISHED
     ends: bool = False  # the reason is news
@@ -64,6 +67,9 @@ class _Held:
         self.text += output.text
         self.tokens += output.tokens
         self.logprob += output.logprob
+        self.reasoning += output.reasoning
+        if output.tool_calls:
+            self.tool_calls.append(output.tool_calls)
         if output.logprobs:
             self.asks_logprobs = True
             self.logprobs.append(output.logprobs)
@@ -75,15 +81,17 @@ class _Held:
         """All logprobs as one list."""
         if not self.asks_logprobs:
             return b"null"
-        return b"[%b]" % b",".join(part[1:-1] for part in self.logprobs if len(part) > 2)
+        return _joined(self.logprobs)
 
     def size(self, with_ids: bool) -> int:
         """As LARGE_CHARS counts."""
-        return len(self.text) + len(self.tokens) * with_ids + sum(map(len, self.logprobs))
+        lists = sum(map(len, self.logprobs)) + sum(map(len, self.tool_calls))
+        return len(self.text) + len(self.reasoning) + len(self.tokens) * with_ids + lists
 
     def sent(self) -> None:
-        self.text, self.tokens, self.ends = "", b"", False
+        self.text, self.reasoning, self.tokens, self.ends = "", "", b"", False
         self.logprobs.clear()
+        self.tool_calls.clear()
 
 
 class Reply:
@@ -154,7 +162,10 @@ class Reply:
 
     def _has_news(self) -> bool:
         tells_tokens = self._wants_ids or self._wanted.logprobs
-        return any(held.text or held.ends or (held.tokens and tells_tokens) for held in self._held)
+        return any(
+            held.text or held.ends or held.reasoning or held.tool_calls or (held.tokens and tells_tokens)
+            for held in self._held
+        )
 
     def _finish(self) -> None:
         if sum(held.size(self._wants_ids) for held in self._held) + len(self._prompt_logprobs) > LARGE_CHARS:
@@ -208,6 +219,9 @@ class Reply:
             outputs["logprobs"] = _strings(held.json for held in each)
         if wanted.cumulative_logprob:
             outputs["cumulative_logprob"] = np.array([held.logprob for held in each], dtype=np.float32)
+        if wanted.parsed:
+            outputs["reasoning_output"] = _strings(held.reasoning.encode("utf-8") for held in each)
+            outputs["tool_calls"] = _strings(_joined(held.tool_calls) for held in each)
         if self._prompt_ids:
             outputs["prompt_token_ids"] = _ids(self._prompt_ids)
         if self._prompt_logprobs:
@@ -223,6 +237,11 @@ class Reply:
 
     def _log(self, line: str) -> None:
         self._stub.Logger.log_error(f"minisgl: {line}")
+
+
+def _joined(lists: Iterable[bytes]) -> bytes:
+    """JSON lists as one."""
+    return b"[%b]" % b",".join(part[1:-1] for part in lists if len(part) > 2)
 
 
 def _nothing() -> None:

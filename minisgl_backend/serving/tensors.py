@@ -68,6 +68,7 @@ def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wan
         tools=_bytes(tensors, "tools"),
         timeout_us=merge_timeout(request.timeout(), parameters.timeout_us),
         return_cumulative_logprob=options["return_cumulative_logprob"] or False,
+        parse_output=options["parse_output"] or False,
     )
     return message, _wanted(options)
 
@@ -81,6 +82,7 @@ def _wanted(options: Mapping[str, bool | None]) -> Wanted:
         perf_metrics=bool(options["return_perf_metrics"]),
         logprobs=bool(options["return_logprobs"]),
         cumulative_logprob=bool(options["return_cumulative_logprob"]),
+        parsed=bool(options["parse_output"]),
     )
 
 

@@ -34,7 +34,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """special_tokens: `bos_token`, `eos_token`, … → their text."""
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._compiled: jinja2.Template | None = None
 
@@ -47,7 +47,7 @@ class ChatTemplate:
         variables = self.variables(messages, options)
         try:
             if self._compiled is None:
-                self._compiled = compile_template(self._source)
+                self._compiled = compile_template(self.source)
             return render_template(self._compiled, variables)
         except TemplateFault as fault:
             raise InvalidRequest("messages", f"the model's chat template {fault}") from None
@@ -64,7 +64,7 @@ class ChatTemplate:
         for name in (*ours, *_OWN_NAMES):
             if name in given:
                 raise InvalidRequest("chat_template_kwargs", f"must not name {name!a}, which is set by the server")
-        if options.tools and not _TOOLS.search(self._source if options.template is None else options.template):
+        if options.tools and not _TOOLS.search(self.source if options.template is None else options.template):
             raise UnsupportedFeature("tools", "the chat template takes none")
         return {**given, **ours}
 

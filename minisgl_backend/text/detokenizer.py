@@ -29,9 +29,17 @@ class Detokenizer:
 
     __slots__ = ("_prompt_character", "_strip_space", "_table", "_tail")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
-        """prompt_ids: the tokens before the answer; read from the end until three bytes of text are found."""
-        self._table = tokenizer.shown_bytes if skip_special_tokens else tokenizer.all_bytes
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown: tuple[str, ...] = (),
+    ) -> None:
+        """prompt_ids: the tokens before the answer; read from the end until three bytes of text are found. shown: texts
+        of special tokens that are not skipped.
+        """
+        self._table = tokenizer.shown_with(shown) if skip_special_tokens else tokenizer.all_bytes
         before = b""
         for token in reversed(prompt_ids):
             before = self._table[token] + before

@@ -20,6 +20,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     allow_control_tokens: bool = False  # the texts of control tokens in a chat are control tokens
     priorities: bool = False  # the waiting queue goes by them: the policy is `priority`
     sequences: int = 1 << 20  # open at a time; a request has n of them
+    reasoning_parser: str = ""  # of the model; empty: none
+    tool_parser: str = ""
     defaults: SamplingParams = SamplingParams()  # where a request says nothing
 
     @property

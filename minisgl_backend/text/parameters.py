@@ -148,6 +148,7 @@ BOOL_OPTIONS = (
     "return_num_output_tokens",
     "return_output_ids",
     "return_perf_metrics",
+    "parse_output",
 )
 """How a request wants its answer: inputs of their own, or request parameters."""
 

@@ -56,6 +56,10 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     tools: bytes  # JSON; empty: none
     options: ChatOptions  # but for the tools
 
+    @property
+    def has_tools(self) -> bool:
+        return self.tools.strip() not in _NO_TOOLS
+
     field = "messages"
 
 

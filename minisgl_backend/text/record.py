@@ -21,6 +21,7 @@ from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
 from minisgl_backend.text.logprobs import Row, rows, to_json
+from minisgl_backend.text.parsing import OutputReader
 from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.sample import Sample
 from minisgl_backend.text.stops import StopFinder, StopStrings
@@ -163,6 +164,8 @@ class Record:
             index=index,
             logprobs=chunk.logprobs,
             logprob=chunk.logprob,
+            reasoning=chunk.reasoning,
+            tool_calls=chunk.tool_calls,
         )
 
     def _take_prompt_logprobs(self) -> PromptLogprobs:
@@ -175,13 +178,16 @@ def _samples(accepted: Accepted, tokenizer: Tokenizer) -> list[Sample]:
     """What they share is made once: the reading of the prompt's end, and the automaton of the stop strings."""
     strings = StopStrings(accepted.stop) if accepted.stop else None
     prompt = unpack_tokens(accepted.prompt_ids)
+    parsing = accepted.parsing
+    shown = () if parsing is None else parsing.special_tokens
     return [
         Sample(
             accepted.reading,
             tokenizer,
-            Detokenizer(tokenizer, prompt, accepted.skip_special_tokens),
+            Detokenizer(tokenizer, prompt, accepted.skip_special_tokens, shown),
             None if strings is None else StopFinder(strings, accepted.reading.show_stop),
             accepted.prompt_text,
+            None if parsing is None else OutputReader(parsing),
         )
         for _ in range(accepted.num_samples)
     ]

@@ -24,6 +24,7 @@ from minisgl_backend.messages.sampling import NO_LOGPROBS, Grammar, Sampling
 from minisgl_backend.messages.tokens import count_tokens
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
+from minisgl_backend.text.parsing import Parsing, check_parsing, resolve_parsing
 from minisgl_backend.text.prompt import Prompt, TextPrompt, kept_tokens, prompt_ids, read_prompt
 from minisgl_backend.text.sample import Reading
 from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
@@ -41,6 +42,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     echo_prompt: bool  # the prompt stands in front of the text of each answer
     cumulative_logprob: bool  # logprobs are computed although no parameter asks for them
+    parses: bool = False  # reasoning and tool calls come apart from the text
 
     @property
     def may_have_form(self) -> bool:
@@ -66,6 +68,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None
     cache_salt: bytes  # cached prefixes are shared only under the same salt
     stream: bool
+    parsing: Parsing | None = None  # how reasoning and tool calls are read; None: they are text
 
     @property
     def num_input_tokens(self) -> int:
@@ -94,6 +97,7 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
     if params.n > limits.sequences:
         raise InvalidRequest("n", f"must be at most {limits.sequences}, which this server takes at all, got {params.n}")
     prompt = read_prompt(request, params, tokenizer, limits)
+    check_parsing(request, limits)
     check_ids(params, tokenizer.vocab_size)
     return Checked(
         prompt=prompt,
@@ -103,6 +107,7 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
         stream=request.stream,
         echo_prompt=_echoes(request, params, prompt),
         cumulative_logprob=request.return_cumulative_logprob,
+        parses=request.parse_output,
     )
 
 
@@ -147,6 +152,10 @@ def tokenise(
     sampling = resolve_sampling(params, tokenizer.vocab_size, seed, rules, checked.cumulative_logprob)
     if grammar is not None:
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    parsing = None
+    if checked.parses:
+        has_form = grammar is not None
+        parsing = resolve_parsing(checked.prompt, ids, tokenizer, limits, stream=checked.stream, has_form=has_form)
     return Accepted(
         prompt_ids=ids,
         prompt_text=echoed.text if isinstance(echoed, TextPrompt) else "",
@@ -169,6 +178,7 @@ def tokenise(
         timeout_s=checked.timeout_s,
         cache_salt=params.cache_salt.encode(),
         stream=checked.stream,
+        parsing=parsing,
     )
 
 

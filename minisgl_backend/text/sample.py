@@ -3,6 +3,7 @@
 Where it stands in the flow: owned by the request's record (`text/record.py`). Tokens pass the detokeniser, then the
 stop strings. Without stop strings they pile up and are read when somebody takes the piece; with them each is read as
 it comes, since it may be the last.
+Reasoning and tool calls (parse_output) are read last, of what the stop strings left.
 
 A stop string ends the answer with the token that completes it. That token is the last of the answer's ids, logprobs
 and usage, also where its text is cut in part or whole.
@@ -21,6 +22,7 @@ from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
 from minisgl_backend.text.logprobs import Row, own_logprob, rows, to_json
+from minisgl_backend.text.parsing import OutputReader
 from minisgl_backend.text.stops import StopFinder
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -43,6 +45,7 @@ class Sample:
         "_eager",
         "_finder",
         "_fresh",
+        "_reader",
         "_reading",
         "_rows",
         "_text",
@@ -54,9 +57,15 @@ class Sample:
     )
 
     def __init__(
-        self, reading: Reading, tokenizer: Tokenizer, detokenizer: Detokenizer, finder: StopFinder | None, prefix: str
+        self,
+        reading: Reading,
+        tokenizer: Tokenizer,
+        detokenizer: Detokenizer,
+        finder: StopFinder | None,
+        prefix: str,
+        reader: OutputReader | None = None,
     ) -> None:
-        """prefix: text in front of the answer."""
+        """prefix: text in front of the answer. reader: of reasoning and tool calls; None: they are text."""
         self.num_tokens = 0
         self.reason: FinishReason | None = None  # set: the answer has ended
         self.taken = False  # its last piece was taken
@@ -64,6 +73,7 @@ class Sample:
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._finder = finder
+        self._reader = reader
         self._eager = finder is not None or reading.computes_logprobs  # each token is read as it comes
         self._text = prefix  # not taken yet
         self._fresh: array[int] = array("i")  # tokens not taken yet; without a finder not read yet either
@@ -107,11 +117,16 @@ class Sample:
             if self.reason is not None:
                 text += self._detokenizer.finish()
         self.taken = self.reason is not None
+        reasoning, calls = "", b""
+        if self._reader is not None:
+            parsed = self._reader.read(text, last=self.taken)
+            text, reasoning, calls = parsed.content, parsed.reasoning, parsed.tool_calls
         if not self._reading.computes_logprobs:
-            return Chunk(request, text, pack_tokens(fresh), index, self.reason)
+            return Chunk(request, text, pack_tokens(fresh), index, self.reason, b"", 0.0, reasoning, calls)
         told, self._rows = self._rows, []
         logprobs = to_json(told, self._tokenizer) if self._reading.tells_logprobs else b""
-        return Chunk(request, text, pack_tokens(fresh), index, self.reason, logprobs, sum(map(own_logprob, told)))
+        logprob = sum(map(own_logprob, told))
+        return Chunk(request, text, pack_tokens(fresh), index, self.reason, logprobs, logprob, reasoning, calls)
 
     def _read(self, token: int) -> None:
         """What can not wait until the piece is taken."""

@@ -59,6 +59,7 @@ class Tokenizer:
         self.all_bytes = [b"" if string is None else decoder.to_bytes(string) for string in strings]
         self.all_bytes += [b""] * (self.vocab_size - len(strings))
         self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self.all_bytes)]
+        self._shown_with: dict[tuple[str, ...], list[bytes]] = {}
         longest = max(map(len, self.all_bytes), default=1)
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
         self.has_chat_template = files.template is not None
@@ -95,6 +96,24 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token, special ones included; empty for an id of the padding of the vocabulary."""
         return self.all_bytes[token_id]
+
+    def shown_with(self, texts: tuple[str, ...]) -> list[bytes]:
+        """`shown_bytes`, but special tokens of these texts are shown. Made once for the same texts."""
+        ids = [i for text in texts if (i := self._rust.token_to_id(text)) in self.special_token_ids]
+        if not ids:
+            return self.shown_bytes
+        table = self._shown_with.get(texts)
+        if table is None:
+            table = list(self.shown_bytes)
+            for i in ids:
+                table[i] = self.all_bytes[i]
+            self._shown_with[texts] = table
+        return table
+
+    @property
+    def template_source(self) -> str:
+        """Of the model's chat template; empty: it has none."""
+        return self._template.source
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = PLAIN) -> str:
         """The prompt text of a chat. Encode it with add_special_tokens=False: the template writes its own BOS.

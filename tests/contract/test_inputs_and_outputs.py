@@ -17,6 +17,7 @@ from fakes.engine_link import chunk, finished, started
 from fakes.triton_model import MODEL, Rig, running_model
 from fakes.triton_stub import DECLARED, Answer, TritonError, strings
 from minisgl_backend.messages.client import Chunk, Finished, FinishReason, PromptLogprobs, Request, Started
+from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.serving.tensors import INPUTS
 from minisgl_backend.text.parameters import BOOL_OPTIONS
@@ -28,6 +29,7 @@ EVERYTHING = {
     "return_output_ids": True,
     "return_perf_metrics": True,
 }
+CHAT = {"text_input": None, "messages": strings(b"[]")}
 OF_START = {"num_input_tokens": [3], "num_cached_tokens": [2], "queue_ms": [1.5], "ttft_ms": [20.25]}
 
 
@@ -215,6 +217,41 @@ def test_logprobs_of_pieces_that_go_out_together_are_one_list(rig: Rig) -> None:
         {"logprobs": ['[{"0":1},{"1":1}]'], "cumulative_logprob": [-1.0]},
         {"logprobs": ["[]"], "cumulative_logprob": [-1.0]},
     ]
+
+
+def parsed(id: RequestId, text: str = "", reasoning: str = "", calls: bytes = b"", index: int = 0) -> Chunk:
+    return Chunk(id, text, b"", index, None, b"", 0.0, reasoning, calls)
+
+
+def test_parsed_parts_of_pieces_that_go_out_together_are_joined(rig: Rig) -> None:
+    sender = rig.ask(stream=True, tensors=CHAT, params={"parse_output": True})
+    (asked,) = rig.link.requests
+    assert asked.parse_output
+    begun, more = b'[{"index":0,"name":"f","arguments":"{"}]', b'[{"index":0,"arguments":"}"}]'
+    rig.link.answer(started(asked.id), parsed(asked.id, reasoning="a"), parsed(asked.id, reasoning="b"))
+    sender.wait_answers(1)
+    rig.link.answer(parsed(asked.id, calls=begun), parsed(asked.id, "c", calls=more))
+    sender.wait_answers(2)
+    rig.link.answer(Finished(asked.id, "", b"", FinishReason.STOP, 3, 2))
+    answers = sender.wait_final().answers
+    assert [answer.text for answer in answers] == ["", "c", ""] and [answer.final for answer in answers][-1]
+    assert [answer.more for answer in answers] == [
+        {"reasoning_output": ["ab"], "tool_calls": ["[]"]},
+        {"reasoning_output": [""], "tool_calls": [(begun[:-1] + b"," + more[1:]).decode()]},
+        {"reasoning_output": [""], "tool_calls": ["[]"]},
+    ]
+
+
+def test_parsed_parts_stand_once_for_each_of_several_answers(rig: Rig) -> None:
+    sender = rig.ask(tensors=CHAT, params={"parse_output": True})
+    (asked,) = rig.link.requests
+    calls = b'[{"name":"f","arguments":"{}"}]'
+    last = Finished(asked.id, "x", b"", FinishReason.STOP, 3, 2, 1, b"", 0.0, "", calls)
+    start = Started(asked.id, 3, 2, 1.5, 20.25, 2)
+    rig.link.answer(start, parsed(asked.id, "y", "z"), last)
+    (answer,) = sender.wait_final().answers
+    assert answer.more["text_output"] == ["y", "x"]
+    assert answer.more["reasoning_output"] == ["z", ""] and answer.more["tool_calls"] == ["[]", calls.decode()]
 
 
 def test_logprobs_that_no_parameter_asks_for_are_null(rig: Rig) -> None:

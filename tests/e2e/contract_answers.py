@@ -18,6 +18,7 @@ SCRIPTS = {
     ":": [b" the", b" quick", b" fox"],
     "~": [b" one", b" two", b" three", b" one"],  # for ever
     "\n": [b"Hello", b" there"],  # what the chat template ends with
+    "?": [b"<thi", b"nk>hm", b"</", b"think>\n\n", b"yes"],
 }
 IDS = ids_of(SCRIPTS)
 VOCABULARY = 3 + len(IDS)

@@ -79,6 +79,7 @@ REFUSED = [
     refused("messages: holds", chat('"' + "w" * CONTEXT + '"')),
     refused("messages: make a text of", chat('"' + "w" * 1_000_000 + '"')),
     unsupported("tools", {"messages": CHAT, "tools": '[{"type": "function", "function": {"name": "f"}}]'}),
+    refused("parse_output: needs messages", {"parse_output": True}),
     refused("tools: needs messages", {"tools": "[1]"}),
     unsupported("chat_template", {"messages": CHAT}, chat_template="{{ messages }}"),
     refused("continue_final_message: needs a last message", {"messages": CHAT}, continue_final_message=True),

@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[Server]:
-    with serving("--model", model, lease_s=2, threads=1) as server:
+    with serving("--model", model, lease_s=2, threads=1, reasoning_parser="think") as server:
         yield server
 
 
@@ -140,6 +140,15 @@ def test_logprobs_stand_beside_the_tokens_of_every_response(server: Server) -> N
             assert abs(cumulative - sum(entry["logprob"] for entry in own)) < 1e-5
         for outcome in _both(door, server, Ask({"text_input": "say:", **asked})):
             assert set(outcome.joined("logprobs")) == {"null"} and outcome.joined("cumulative_logprob")
+
+
+def test_reasoning_comes_apart_from_the_text_when_asked(server: Server) -> None:
+    asked = {"messages": CHAT, "parse_output": True, **sampled(chat_template_kwargs={"ending": "?"})}
+    for door in DOORS:
+        for outcome in _both(door, server, Ask(asked)):
+            assert outcome.error is None and outcome.text == "yes", outcome
+            assert "".join(outcome.joined("reasoning_output")) == "hm"
+            assert set(outcome.joined("tool_calls")) == {"[]"} and outcome.joined("finish_reason")[-1] == "stop"
 
 
 def test_what_is_told_of_the_prompt_comes_once(server: Server) -> None:
@@ -295,6 +304,7 @@ BOOLS = (
     "return_num_output_tokens",
     "return_output_ids",
     "return_perf_metrics",
+    "parse_output",
 )
 INPUTS = {
     **dict.fromkeys(("text_input", "messages", "tools", "sampling_parameters"), ("BYTES", ["1"])),
@@ -303,7 +313,7 @@ INPUTS = {
     **dict.fromkeys(BOOLS, ("BOOL", ["1"])),
 }
 OUTPUTS = {
-    **dict.fromkeys(("text_output", "finish_reason", "logprobs"), ("BYTES", ["-1"])),
+    **dict.fromkeys(("text_output", "finish_reason", "logprobs", "reasoning_output", "tool_calls"), ("BYTES", ["-1"])),
     **dict.fromkeys(("num_input_tokens", "num_cached_tokens"), ("UINT32", ["1"])),
     **dict.fromkeys(("ttft_ms", "queue_ms"), ("FP32", ["1"])),
     "num_output_tokens": ("UINT32", ["-1"]),

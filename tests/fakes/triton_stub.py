@@ -127,6 +127,8 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "logprobs": (np.object_, None),
     "prompt_logprobs": (np.object_, 1),
     "prompt_token_ids": (np.int32, None),
+    "reasoning_output": (np.object_, None),
+    "tool_calls": (np.object_, None),
 }
 """Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
 

@@ -8,8 +8,6 @@ Where it stands in the flow: one AnswerParser per answer, owned by its record; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from minisgl_backend.text.parsers.events import Content, Event, Parser
 from minisgl_backend.text.parsers.hermes import HermesParser
 from minisgl_backend.text.parsers.llama3 import Llama3Parser
@@ -18,7 +16,7 @@ from minisgl_backend.text.parsers.reasoning import ReasoningParser
 
 REASONING_PARSERS = ("think",)
 
-TOOL_PARSERS: dict[str, Callable[[], HermesParser | Llama3Parser | MistralParser]] = {
+TOOL_PARSERS: dict[str, type[HermesParser] | type[Llama3Parser] | type[MistralParser]] = {
     "hermes": HermesParser,
     "llama3": Llama3Parser,
     "mistral": MistralParser,

@@ -6,7 +6,7 @@ Where it stands in the flow: the last check of `schema.py`, on the schema it has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minisgl_backend.errors import InvalidRequest
@@ -16,26 +16,39 @@ _PREFIX = "#/$defs/"
 
 def refuse_endless(field: str, top: dict[str, Any], definitions: Mapping[str, Any]) -> None:
     """Raises InvalidRequest naming `$ref`: the only way to be endless."""
-    for name in definitions:
-        if name in _followed(definitions[name], definitions):
-            raise InvalidRequest(field, "$ref goes round: a schema refers to itself as a whole")
-    finite: set[str] = set()
-    while fresh := [name for name in definitions if name not in finite and _can_end(definitions[name], finite)]:
-        finite.update(fresh)
+    whole = {name: frozenset(_whole(definition)) for name, definition in definitions.items()}
+    if len(_settled(whole, lambda name, settled: whole[name] <= settled)) < len(definitions):
+        raise InvalidRequest(field, "$ref goes round: a schema refers to itself as a whole")
+    named = {name: frozenset(_named(definition)) for name, definition in definitions.items()}
+    finite = _settled(named, lambda name, finite: _can_end(definitions[name], finite))
     if len(finite) < len(definitions) or not _can_end(top, finite):
         raise InvalidRequest(field, "$ref makes a schema that contains itself: no text that meets it ever ends")
 
 
-def _followed(schema: dict[str, Any], definitions: Mapping[str, Any]) -> set[str]:
-    """Names that stand for the whole of a schema, directly or by others."""
-    found: set[str] = set()
-    waiting = list(_whole(schema))
+def _settled(names: Mapping[str, frozenset[str]], settles: Callable[[str, set[str]], bool]) -> set[str]:
+    """Names that settle once enough of those that they name have; each is asked again only after one of them did."""
+    users: dict[str, list[str]] = {name: [] for name in names}
+    for name, own in names.items():
+        for other in own:
+            users[other].append(name)
+    settled: set[str] = set()
+    waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting.extend(_whole(definitions[name]))
-    return found
+        if name not in settled and settles(name, settled):
+            settled.add(name)
+            waiting.extend(users[name])
+    return settled
+
+
+def _named(schema: Any) -> Iterator[str]:
+    """Names anywhere in a schema, as far as `_can_end` looks."""
+    if "$ref" in schema:
+        yield schema["$ref"].removeprefix(_PREFIX)
+    items = schema.get("items")
+    below = (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("prefixItems", ()))
+    for sub in (*below, *schema.get("properties", {}).values(), *([items] if isinstance(items, dict) else [])):
+        yield from _named(sub)
 
 
 def _whole(schema: dict[str, Any]) -> Iterator[str]:

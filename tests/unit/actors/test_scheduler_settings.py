@@ -46,6 +46,8 @@ def test_the_defaults_are_the_same_in_both() -> None:
         ({"target_itl_ms": -1.0}, "'target_itl_ms' must be from 0 to 60000, got -1.0"),
         ({"policy": "shortest"}, "Invalid enum value 'shortest' - at `\\$.policy`"),
         ({"reserve": "none"}, "Invalid enum value 'none' - at `\\$.reserve`"),
+        ({"reasoning_parser": "r1"}, "'reasoning_parser' must be one of auto, none, think, got 'r1'"),
+        ({"tool_parser": ""}, "'tool_parser' must be one of auto, none, hermes, llama3, mistral, got ''"),
         ({"polcy": "fcfs"}, "did you mean 'policy'"),
     ],
 )

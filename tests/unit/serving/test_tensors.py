@@ -150,6 +150,7 @@ def test_by_default_a_client_gets_the_text_and_the_reason_and_no_more() -> None:
         ("return_perf_metrics", "perf_metrics"),
         ("return_logprobs", "logprobs"),
         ("return_cumulative_logprob", "cumulative_logprob"),
+        ("parse_output", "parsed"),
     ],
 )
 def test_each_output_is_asked_for_in_either_place(option: str, field: str) -> None:
@@ -162,6 +163,11 @@ def test_each_output_is_asked_for_in_either_place(option: str, field: str) -> No
 def test_a_cumulative_logprob_is_known_to_the_engine_which_computes_it() -> None:
     assert read(params={"return_cumulative_logprob": True}).return_cumulative_logprob
     assert read(params={"return_cumulative_logprob": False}) == read()
+
+
+def test_a_parsed_answer_is_asked_of_the_engine() -> None:
+    assert read(params={"parse_output": "true"}).parse_output
+    assert read(params={"parse_output": False}) == read()
 
 
 def test_a_priority_is_merged_like_any_sampling_parameter_and_the_timeout_of_either_place_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -197,3 +198,26 @@ def test_a_pattern_within_json_leaves_out_what_needs_an_escape() -> None:
     assert plain_pattern("p", "[!-#]", in_json=True) == "[!#]"
     with pytest.raises(UnsupportedFeature):
         plain_pattern("p", 'a"b', in_json=True)
+
+
+def test_a_long_chain_of_references_is_judged_in_a_time_that_grows_with_its_length() -> None:
+    def calls(length: int) -> int:
+        """Of Python functions: a count, so that no clock is asked."""
+        definitions = {
+            str(i): {"type": "array", "minItems": 1, "items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(length)
+        }
+        schema = {"$ref": "#/$defs/0", "$defs": {**definitions, str(length): {"type": "null"}}}
+        count = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(counted)
+        try:
+            assert read_structured({"guided_json": schema}) is not None
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(400) < 5 * calls(100)
