@@ -44,7 +44,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap: bool = True  # plan the next step while one runs; False: depth 0, the reference
     target_itl_ms: float = 0.0  # time between two tokens of a stream that prompts of others may cause; 0: no target
     context_tokens: int = 0  # prompt + output of one sequence; 0: the model's own limit
-    kv_bytes: int = 0  # size of the KV pool; 0: by kv_fraction on a GPU, by free memory on a CPU
+    kv_bytes: int = 0  # size of the KV pool; 0: by gpu_memory_utilization on a GPU, by free memory on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and KV together
     threads: int = 0  # of the worker's math library; 0: by the machine (device/placement.py)
     cpu_cores: str = ""  # CPUs the worker is pinned to, as in "0-3,8"; empty: the kernel places it

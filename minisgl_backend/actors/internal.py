@@ -55,7 +55,7 @@ class EngineUp:
     to_scheduler: Outlet[TextToScheduler]
     pool_tokens: int
     pids: tuple[tuple[str, int], ...]
-    start: str = ""  # StartTimes.report
+    start: str = ""  # for the operator: placement of the workers, where the time of the start went
 
 
 @dataclass(frozen=True, slots=True)

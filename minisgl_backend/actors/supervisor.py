@@ -72,7 +72,7 @@ class Supervisor:
 
     async def _one_group(self, generation: int) -> None:
         async with self._executor.open(generation, self._deliver, self._say) as group:
-            start = self._times.report()
+            start = ", ".join((*group.placement, self._times.report()))
             _log.info("engine group %d is ready: %d pages, %s", generation, group.num_pages, start)
             self._was_ready = True
             pool_tokens = group.num_pages * self._page_size

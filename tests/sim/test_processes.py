@@ -133,7 +133,11 @@ def test_the_worker_alone_is_pinned_to_the_cpus_of_the_setting_and_the_operator_
     assert os.sched_getaffinity(_pid(stats, "worker-0")) == {one}
     assert os.sched_getaffinity(_pid(stats, "scheduler")) == everywhere
     assert psutil.Process(_pid(stats, "worker-0")).environ()["OMP_NUM_THREADS"] == "1"
-    assert f"worker-0: 1 thread pinned to CPUs {one}" in client.lines
+    told = f"worker-0: 1 thread pinned to CPUs {one}"
+    assert any(told in line for line in client.lines)
+    latecomer = Client(client.config)
+    assert any(told in line for line in latecomer.lines), "who meets a running engine is told too"
+    latecomer.link.close()
     client.link.close()
     _eventually(lambda: find(engine_dir(absolute(client.config))) is None, "the engine outlives its lease")
 

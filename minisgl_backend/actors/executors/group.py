@@ -36,6 +36,7 @@ class Group:
     to_scheduler: Outlet[TextToScheduler]
     num_pages: int  # KV pages the scheduler hands out
     pids: tuple[tuple[str, int], ...]  # of its processes; empty when inline
+    placement: tuple[str, ...] = ()  # how its workers compute, a line each (device/placement.py)
 
 
 class Executor(Protocol):

@@ -107,7 +107,7 @@ class _Members:
         num_pages = await self._all_ready(say)
         self._outlets["scheduler"].put(Begin(num_pages, context_tokens))
         pids = tuple((role, process.pid) for role, process in self._processes.items())
-        return Group(self._outlets["scheduler"], num_pages, pids)
+        return Group(self._outlets["scheduler"], num_pages, pids, self._settings.placement.lines)
 
     def _environment(self, role: str) -> dict[str, str]:
         given = dict(os.environ)

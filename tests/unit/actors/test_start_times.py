@@ -51,10 +51,10 @@ class _Group:
     async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
         for line in LINES:
             say(line)
-        yield Group(LocalMailbox(8), 4, ())
+        yield Group(LocalMailbox(8), 4, (), ("worker-0: 1 thread",))
 
 
-async def test_a_group_that_is_ready_tells_the_seconds_of_its_stages() -> None:
+async def test_a_group_that_is_ready_tells_how_it_computes_and_the_seconds_of_its_stages() -> None:
     to_text: LocalMailbox[ToText] = LocalMailbox(64)
     supervisor = Supervisor(_Group(), to_text, page_size=16, max_restarts=0)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
@@ -64,6 +64,7 @@ async def test_a_group_that_is_ready_tells_the_seconds_of_its_stages() -> None:
             message = await to_text.receive()
         running.cancel()
     assert isinstance(message, EngineUp)
+    assert message.start.startswith("worker-0: 1 thread, started in "), "also for who came after it was first said"
     assert all(f"{stage} 0.0" in message.start for stage in ("processes", "torch", "weights", "warm up"))
 
 
