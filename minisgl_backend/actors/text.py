@@ -65,6 +65,9 @@ _MESSAGES_A_FLUSH = 32
 _CLIENT_CODE_THREADS = 2
 """For prompts whose templates clients wrote: those wait for one another, and nobody else's prompt for them."""
 
+_TOKENISE_THREADS = 2
+"""For long prompts. More would only take the cores that the model computes on."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -107,6 +110,7 @@ class TextActor:
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._grammars: GrammarCompiler | None = None  # made for the first that is asked for
+        self._long_prompts = ThreadPoolExecutor(_TOKENISE_THREADS, "minisgl-tokenise")
         self._client_code = ThreadPoolExecutor(_CLIENT_CODE_THREADS, "minisgl-client-template")
 
     async def run(self) -> None:
@@ -114,7 +118,8 @@ class TextActor:
         try:
             await self._live()
         finally:
-            self._client_code.shutdown(wait=False, cancel_futures=True)
+            for threads in (self._long_prompts, self._client_code):
+                threads.shutdown(wait=False, cancel_futures=True)
             if self._grammars is not None:
                 self._grammars.close()
 
@@ -221,7 +226,7 @@ class TextActor:
         outcome: Accepted | RequestError
         try:
             grammar = await self._grammar(checked, tokenizer) if checked.may_have_form else None
-            threads = self._client_code if is_client_code(checked.prompt) else None  # None: the loop's own
+            threads = self._client_code if is_client_code(checked.prompt) else self._long_prompts
             loop = asyncio.get_running_loop()
             outcome = await loop.run_in_executor(threads, tokenise, checked, tokenizer, limits, _draw_seed, grammar)
         except RequestError as error:
