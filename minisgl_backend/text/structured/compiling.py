@@ -78,8 +78,8 @@ class Compiler:
             tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._token_bytes)])
             if not len(tokens):
                 raise GrammarFault("can not be met: it leads to where nothing may follow")
-            token = int(tokens[draw.randrange(len(tokens))])
-            if token == _END or not matcher.accept_token(token, False):
+            going_on = tokens[tokens != _END]  # an end is no token that could take long
+            if not len(going_on) or not matcher.accept_token(int(going_on[draw.randrange(len(going_on))]), False):
                 return
             if place and time.process_time() - began_s > MAX_TOKEN_S:
                 raise GrammarFault(f"takes more than {MAX_TOKEN_S * 1e3:g} ms for a token")

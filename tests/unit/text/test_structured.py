@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
+from minisgl_backend.text.structured.compiling import Compiler, GrammarFault
 from minisgl_backend.text.structured.pattern import plain_pattern
 from minisgl_backend.text.structured.schema import MAX_DEPTH, MAX_ENUM_VALUES
 from minisgl_backend.text.structured.spec import MAX_SOURCE_BYTES, GrammarSpec, read_structured
@@ -221,3 +222,10 @@ def test_a_long_chain_of_references_is_judged_in_a_time_that_grows_with_its_leng
         return count
 
     assert calls(400) < 5 * calls(100)
+
+
+@pytest.mark.slow
+def test_the_trial_of_a_grammar_goes_on_where_the_answer_could_end() -> None:
+    compiler = Compiler([bytes([byte]) for byte in range(256)])
+    with pytest.raises(GrammarFault, match="ms for a token"):
+        compiler.compiled(GrammarSpec("ebnf", 'root ::= s\ns ::= s s s | s s | "a" | ""', "guided_grammar"))
