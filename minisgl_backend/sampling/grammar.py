@@ -8,12 +8,13 @@ Where it stands in the flow, beside rank 0's sampler:
 Each token reaches its matcher exactly once and in order: the one of step N when step N + 1 fills its masks, the ones
 from before a retraction when the slot is admitted again. All of it happens on one thread, which the library's calls
 leave free of the GIL. Nothing here raises: a grammar that can not be read and a matcher that refuses a token give a
-mask without a bit, and so their sequence fails alone.
+mask without a bit, and so their sequence fails alone. So does one whose form costs the others too much time.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -35,6 +36,13 @@ from minisgl_backend.sampling.white_space import BETWEEN, JsonSpace
 MAX_CACHED = 64
 """Compiled grammars a worker keeps: those last used. The process that checked them has bounded the size of each."""
 
+FREE_TOKEN_S = 0.02
+"""CPU time that a token of an answer may take here for nothing: a form that means well takes a hundredth of it."""
+
+BUDGET_S = 3.0
+"""What an answer may take beyond that; more than all masks of the largest form that is let in. Everybody's step waits
+for these, and the costs of an ambiguous form grow with its answer, along ways that no trial can all go before."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +56,7 @@ class _Slot:
     matcher: Any = None
     broken: bool = False
     over: bool = False  # an end was drawn: what a step planned ahead draws is dropped
+    spent_s: float = 0.0  # of BUDGET_S
     utf8: int = WHOLE
     space: int = BETWEEN
 
@@ -65,8 +74,16 @@ class _Tools:
 class GrammarSlots:
     """Owns the matchers of all slots. Called from the runner's thread alone."""
 
-    def __init__(self, token_bytes: Callable[[], Sequence[bytes]], vocab_size: int) -> None:
-        """token_bytes: gives of each id what it adds to the text; called on the first grammar, in the thread."""
+    def __init__(
+        self,
+        token_bytes: Callable[[], Sequence[bytes]],
+        vocab_size: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """token_bytes: gives of each id what it adds to the text; called on the first grammar, in the thread.
+        clock: CPU seconds of that thread.
+        """
+        self._clock = clock
         self._token_bytes = token_bytes
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
@@ -127,9 +144,18 @@ class GrammarSlots:
         tools = self._tools or self._load()
         if slot.matcher is None:
             slot.matcher = tools.library.matcher(self._compile(slot.grammar, tools), slot.ends)
+        began_s, free_s = self._clock(), FREE_TOKEN_S * (len(slot.unseen) + 1)
         for token in slot.unseen:
             self._accept(slot, token, tools)
         slot.unseen.clear()
+        self._fill_mask(slot, bits, place, tools)
+        slot.spent_s += max(0.0, self._clock() - began_s - free_s)
+        if slot.spent_s > BUDGET_S:
+            _log.error("a form of a client costs too much, %.1f s for one answer: it is ended", slot.spent_s)
+            slot.broken = True
+
+    @staticmethod
+    def _fill_mask(slot: _Slot, bits: Bits, place: int, tools: _Tools) -> None:
         if slot.over:
             bits[place] = -1
         elif not slot.broken:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import zlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fakes.tokenizers import byte_level_folder
 from minisgl_backend.messages.ids import SlotId
 from minisgl_backend.messages.plan import Admission
-from minisgl_backend.messages.sampling import GREEDY
+from minisgl_backend.messages.sampling import GREEDY, Grammar, Sampling
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.sampling.grammar import GrammarSlots
+from minisgl_backend.sampling.grammar_library import load_grammar_library
 from minisgl_backend.sampling.utf8 import WHOLE, Utf8Masks, after
 from minisgl_backend.sampling.white_space import MAX_WHITE_SPACE, JsonSpace
+from minisgl_backend.text.tokenizer import Tokenizer
 
 
 def bits_set(bits: np.ndarray, vocab: int) -> list[int]:
@@ -31,6 +38,35 @@ def test_rows_without_a_grammar_start_nothing_and_load_nothing() -> None:
         assert slots.begin(rows) is None
     finally:
         slots.close()
+
+
+def test_a_form_that_costs_the_others_too_much_ends_alone(tmp_path: Path) -> None:
+    """A second of CPU time for each token of the first row, none for those of the second."""
+    tokenizer = Tokenizer.load(byte_level_folder(tmp_path))
+    library = load_grammar_library()
+    compiled = zlib.compress(library.dump(library.from_regex("[a-z]*")))
+    dear, cheap = (Grammar(key, compiled, pack_tokens([2])) for key in (b"dear", b"cheap"))
+    asked = itertools.count()
+
+    def clock() -> float:
+        """Of four readings two belong to each row."""
+        reading = next(asked)
+        return reading // 4 + (0.0, 1.0, 1.0, 1.0)[reading % 4]
+
+    slots = GrammarSlots(lambda: tokenizer.shown_bytes, tokenizer.vocab_size, clock)
+    try:
+        sampling = [Sampling(0.0, 0, 1.0, 0, 0, grammar=grammar) for grammar in (dear, cheap)]
+        slots.admit([Admission(SlotId(i), pack_tokens([1]), own) for i, own in enumerate(sampling)])
+        letter = tokenizer.encode("a", add_special_tokens=False)
+        open_rows = []
+        for _ in range(6):
+            filling = slots.begin(np.arange(2))
+            assert filling is not None
+            open_rows.append([bool(row.any()) for row in filling.result().bits])
+            slots.drew(np.arange(2), letter * 2)
+    finally:
+        slots.close()
+    assert open_rows == [[True, True]] * 3 + [[False, True]] * 3
 
 
 @pytest.mark.parametrize(
