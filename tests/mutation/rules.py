@@ -216,8 +216,8 @@ PAGE_RULES = (
     Mutation(
         "rule 7: of a prompt of L tokens at most L - 1 are found",
         "scheduler/sequence.py",
-        "self.limit_pages = (prompt_tokens - 1) // page_size",
-        "self.limit_pages = prompt_tokens // page_size",
+        "self.limit_pages = (self.known - 1) // page_size",
+        "self.limit_pages = self.known // page_size",
         (_CASES + "test_kv_01_a_prompt_that_is_wholly_cached_still_computes_something",),
         "rule-7-a-whole-prompt-is-found",
     ),

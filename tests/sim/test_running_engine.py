@@ -36,7 +36,7 @@ async def test_plans_that_wait_together_are_run_and_answered_in_their_order() ->
     inbox.put(empty_plan(1))
     async with asyncio.timeout(5):
         await WorkerActor(compute, inbox, answers).run()
-    assert [(await answers.receive()).step for _ in range(4)] == [1, 2, 3, 4]
+        assert [(await answers.receive()).step for _ in range(4)] == [1, 2, 3, 4]
 
 
 async def test_a_halt_that_comes_during_the_last_step_ends_the_worker() -> None:
