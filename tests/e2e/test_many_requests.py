@@ -77,7 +77,7 @@ def at_rest(server: Server) -> Resources:
 def assert_flat(rounds: list[Resources]) -> None:
     """Of the same thousand requests again and again, the first time being the warm-up: nothing is kept of them.
 
-    4 MiB are about two KiB for each request of two rounds: what a record or a reply that is kept would take. The smaller
+    4 MiB are about two KiB for each request of two rounds: what a kept record or reply would take. The smaller
     of the last two rounds counts: how much a thousand that wait at once leave in a heap depends on who was faster.
     Pools of threads fill as they are used, so two more are allowed; a thread per request would be a thousand.
     """
