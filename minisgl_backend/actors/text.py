@@ -13,12 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from minisgl_backend.actors.grammars import GrammarCompiler
 from minisgl_backend.actors.internal import (
     EngineDown,
     EngineUp,
@@ -32,8 +29,9 @@ from minisgl_backend.actors.internal import (
     ToText,
 )
 from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
+from minisgl_backend.actors.preparation import Preparation, is_long, tokenise_now
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, SequenceFailed, Status
+from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
@@ -50,23 +48,15 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
-from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.parsing import parser_names
-from minisgl_backend.text.prompt import is_client_code, takes_long
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, Checked, answer_form, check_request, tokenise
+from minisgl_backend.text.request import Accepted, Checked, check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
-
-_CLIENT_CODE_THREADS = 2
-"""For prompts whose templates clients wrote: those wait for one another, and nobody else's prompt for them."""
-
-_TOKENISE_THREADS = 2
-"""For long prompts. More would only take the cores that the model computes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,19 +99,14 @@ class TextActor:
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._grammars: GrammarCompiler | None = None  # made for the first that is asked for
-        self._long_prompts = ThreadPoolExecutor(_TOKENISE_THREADS, "minisgl-tokenise")
-        self._client_code = ThreadPoolExecutor(_CLIENT_CODE_THREADS, "minisgl-client-template")
+        self._preparation = Preparation()
 
     async def run(self) -> None:
         """Until cancelled."""
         try:
             await self._live()
         finally:
-            for threads in (self._long_prompts, self._client_code):
-                threads.shutdown(wait=False, cancel_futures=True)
-            if self._grammars is not None:
-                self._grammars.close()
+            self._preparation.close()
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as self._tasks:
@@ -186,12 +171,13 @@ class TextActor:
             checked = check_request(request, tokenizer, limits)
             if checked.params.n > 1:
                 self._add_samples(self._open[sequence], checked.params.n)
-            if checked.may_have_form or takes_long(checked.prompt):
+                self._refuse_full(limits)
+            if is_long(checked):
                 assert self._tasks is not None
-                beside = self._tokenise_beside(sequence, checked, tokenizer, limits)
+                beside = self._prepare(sequence, checked, tokenizer, limits)
                 self._open[sequence].tokenising = self._tasks.create_task(beside)
             else:
-                self._start(sequence, tokenise(checked, tokenizer, limits, _draw_seed))
+                self._start(sequence, tokenise_now(checked, tokenizer, limits))
         except RequestError as error:
             self._end(sequence, error.status, str(error))
         except Exception:
@@ -212,37 +198,16 @@ class TextActor:
             raise QueueFull("the queue is full; try again later")
 
     def _add_samples(self, entry: _Open, n: int) -> None:
-        """The request's other sequences: they count against the queue's limit, too. Raises QueueFull."""
+        """The request's other sequences: they count against the queue's limit, too."""
         entry.num_samples = n
         self._next_sequence = entry.sequence + n
         for id in _sequences(entry):
             self._open[id] = entry
-        if self._limits is not None:
-            self._refuse_full(self._limits)
 
-    async def _tokenise_beside(
+    async def _prepare(
         self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
     ) -> None:
-        outcome: Accepted | RequestError
-        try:
-            grammar = await self._grammar(checked, tokenizer) if checked.may_have_form else None
-            threads = self._client_code if is_client_code(checked.prompt) else self._long_prompts
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(threads, tokenise, checked, tokenizer, limits, _draw_seed, grammar)
-        except RequestError as error:
-            outcome = error
-        except Exception:
-            _log.exception("tokenising failed")
-            outcome = SequenceFailed("the prompt could not be tokenised")
-        await self._inbox.send(Tokenised(sequence, outcome))
-
-    async def _grammar(self, checked: Checked, tokenizer: Tokenizer) -> Grammar | None:
-        form = await asyncio.to_thread(answer_form, checked, tokenizer)
-        if form is None:
-            return None
-        if self._grammars is None:
-            self._grammars = GrammarCompiler(tokenizer.shown_bytes[: tokenizer.vocab_size])
-        return await self._grammars.compile(*form)
+        await self._inbox.send(Tokenised(sequence, await self._preparation.prepare(checked, tokenizer, limits)))
 
     def _on_tokenised(self, message: Tokenised) -> None:
         if message.sequence not in self._open:  # cancelled meanwhile
@@ -453,7 +418,3 @@ class TextActor:
 def _sequences(entry: _Open) -> list[SequenceId]:
     """Of its answers, in their order."""
     return [SequenceId(entry.sequence + index) for index in range(entry.num_samples)]
-
-
-def _draw_seed() -> int:
-    return secrets.randbits(63)
