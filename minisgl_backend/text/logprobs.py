@@ -9,14 +9,12 @@ and the entry has a member more, `bytes`, which is exact.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from minisgl_backend.messages.plan import Logprobs
-from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.messages.tokens import unpack_floats, unpack_tokens
 from minisgl_backend.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
@@ -42,7 +40,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
 def rows(told: Logprobs) -> list[Row]:
     """One row for each token that is told of."""
-    ids, values, ranks = unpack_tokens(told.ids), _floats(told.values), unpack_tokens(told.ranks)
+    ids, values, ranks = unpack_tokens(told.ids), unpack_floats(told.values), unpack_tokens(told.ranks)
     width = len(ids) // max(len(ranks), 1)
     return [
         Row(ids[at * width : (at + 1) * width], values[at * width : (at + 1) * width], rank)
@@ -76,11 +74,3 @@ def _entry(token: int, value: float, rank: int, tokenizer: Tokenizer) -> Entry:
     text = data.decode("utf-8", "replace")
     exact = text.encode() == data
     return Entry(max(value, LOWEST), rank, text, [] if exact else list(data))
-
-
-def _floats(packed: bytes) -> array[float]:
-    values: array[float] = array("f")
-    values.frombytes(packed)
-    if sys.byteorder != "little":
-        values.byteswap()
-    return values

@@ -12,6 +12,8 @@ output, however many they are.
 
 from __future__ import annotations
 
+from copy import copy
+
 from minisgl_backend.errors import DeadlineExceeded, RequestCancelled, RequestError, SequenceFailed
 from minisgl_backend.messages import engine
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, PromptLogprobs, Started
@@ -180,11 +182,12 @@ def _samples(accepted: Accepted, tokenizer: Tokenizer) -> list[Sample]:
     prompt = unpack_tokens(accepted.prompt_ids)
     parsing = accepted.parsing
     shown = () if parsing is None else parsing.special_tokens
+    detokenizer = Detokenizer(tokenizer, prompt, accepted.skip_special_tokens, shown)
     return [
         Sample(
             accepted.reading,
             tokenizer,
-            Detokenizer(tokenizer, prompt, accepted.skip_special_tokens, shown),
+            copy(detokenizer),
             None if strings is None else StopFinder(strings, accepted.reading.show_stop),
             accepted.prompt_text,
             None if parsing is None else OutputReader(parsing),

@@ -117,15 +117,14 @@ class Sample:
             if self.reason is not None:
                 text += self._detokenizer.finish()
         self.taken = self.reason is not None
-        reasoning, calls = "", b""
+        reasoning, calls, logprobs, logprob = "", b"", b"", 0.0
         if self._reader is not None:
             parsed = self._reader.read(text, last=self.taken)
             text, reasoning, calls = parsed.content, parsed.reasoning, parsed.tool_calls
-        if not self._reading.computes_logprobs:
-            return Chunk(request, text, pack_tokens(fresh), index, self.reason, b"", 0.0, reasoning, calls)
-        told, self._rows = self._rows, []
-        logprobs = to_json(told, self._tokenizer) if self._reading.tells_logprobs else b""
-        logprob = sum(map(own_logprob, told))
+        if self._reading.computes_logprobs:
+            told, self._rows = self._rows, []
+            logprobs = to_json(told, self._tokenizer) if self._reading.tells_logprobs else b""
+            logprob = sum(map(own_logprob, told))
         return Chunk(request, text, pack_tokens(fresh), index, self.reason, logprobs, logprob, reasoning, calls)
 
     def _read(self, token: int) -> None:

@@ -1,9 +1,11 @@
-"""Blanks that may turn out to stand beside a tag: held back until something else follows.
+"""Blanks that may turn out to stand beside a tag: held back until something else follows; and words around calls.
 
 Where it stands in the flow: models write line breaks around their tags; the parsers of this folder leave them out.
 """
 
 from __future__ import annotations
+
+from minisgl_backend.text.parsers.events import Content, Event
 
 _BLANKS = " \t\r\n"
 
@@ -40,3 +42,29 @@ class Trimmed:
         held = "".join(self._held)
         self._held.clear()
         return held
+
+
+class Said:
+    """The content around calls, without the blanks beside them."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self) -> None:
+        self._words = Trimmed(leading=True)
+
+    def add(self, text: str, events: list[Event]) -> None:
+        """More content. Events are appended."""
+        self._emit(self._words.push(text), events)
+
+    def call(self) -> None:
+        """A call stands here."""
+        self._words = Trimmed(leading=False)
+
+    def finish(self, events: list[Event]) -> None:
+        """No call follows: blanks at the end are content."""
+        self._emit(self._words.rest(), events)
+
+    @staticmethod
+    def _emit(text: str, events: list[Event]) -> None:
+        if text:
+            events.append(Content(text))

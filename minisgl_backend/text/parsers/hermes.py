@@ -6,9 +6,9 @@ is given back as content. Blanks beside calls are left out. A closing tag that d
 
 from __future__ import annotations
 
-from minisgl_backend.text.parsers.blanks import Trimmed
+from minisgl_backend.text.parsers.blanks import Said
 from minisgl_backend.text.parsers.calls import Calls, Outcome
-from minisgl_backend.text.parsers.events import Content, Event
+from minisgl_backend.text.parsers.events import Event
 from minisgl_backend.text.parsers.marker import Marker
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,7 +23,7 @@ class HermesParser:
     def __init__(self) -> None:
         self._calls = Calls()
         self._open = Marker(OPEN)
-        self._said = Trimmed(leading=True)
+        self._said = Said()
         self._in_call = False
         self._behind: str | None = None  # behind a call: perhaps a beginning of the closing tag
 
@@ -31,7 +31,8 @@ class HermesParser:
         events: list[Event] = []
         while text:
             if self._in_call:
-                text = self._read(text, events)
+                outcome, text = self._calls.push(text, events)
+                self._end_call(outcome, events)
             elif self._behind is not None:
                 text = self._skip_close(text)
             else:
@@ -44,29 +45,26 @@ class HermesParser:
             self._end_call(self._calls.finish(), events)
         elif self._behind is not None:
             self._behind = None  # of a closing tag that did not come whole
-        self._say(self._open.finish(), events)
-        self._emit(self._said.rest(), events)
+        self._said.add(self._open.finish(), events)
+        self._said.finish(events)
         return events
 
     def _look(self, text: str, events: list[Event]) -> str:
         said, marker, text = self._open.push(text)
-        self._say(said, events)
+        self._said.add(said, events)
         self._in_call = marker is not None
         return text
 
-    def _read(self, text: str, events: list[Event]) -> str:
-        outcome, text = self._calls.push(text, events)
-        if outcome is not Outcome.MORE:
-            self._end_call(outcome, events)
-        return text
-
     def _end_call(self, outcome: Outcome, events: list[Event]) -> None:
+        """Nothing, while there is more of it."""
+        if outcome is Outcome.MORE:
+            return
         self._in_call = False
         if outcome is Outcome.CALL:
             self._behind = ""
-            self._said = Trimmed(leading=False)
+            self._said.call()
         else:
-            self._say(OPEN + self._calls.given_back, events)
+            self._said.add(OPEN + self._calls.given_back, events)
 
     def _skip_close(self, text: str) -> str:
         """Behind a call: → the text that belongs to the next state."""
@@ -77,11 +75,3 @@ class HermesParser:
             return ""
         self._behind = None
         return words.removeprefix(CLOSE)
-
-    def _say(self, text: str, events: list[Event]) -> None:
-        self._emit(self._said.push(text), events)
-
-    @staticmethod
-    def _emit(text: str, events: list[Event]) -> None:
-        if text:
-            events.append(Content(text))

@@ -31,7 +31,8 @@ class Llama3Parser:
         events: list[Event] = []
         while text:
             if self._in_call:
-                text = self._read(text, events)
+                outcome, text = self._calls.push(text, events)
+                self._end_call(outcome, events)
             elif self._before is not None:
                 text = self._look(text)
             else:
@@ -71,13 +72,10 @@ class Llama3Parser:
             words, self._before = text, None
         return words
 
-    def _read(self, text: str, events: list[Event]) -> str:
-        outcome, text = self._calls.push(text, events)
-        if outcome is not Outcome.MORE:
-            self._end_call(outcome, events)
-        return text
-
     def _end_call(self, outcome: Outcome, events: list[Event]) -> None:
+        """Nothing, while there is more of it."""
+        if outcome is Outcome.MORE:
+            return
         self._in_call = False
         if outcome is Outcome.CALL:
             self._any, self._before = True, ""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from minisgl_backend.text.parsers.blanks import Trimmed
+from minisgl_backend.text.parsers.blanks import Said
 from minisgl_backend.text.parsers.calls import Calls, Outcome
-from minisgl_backend.text.parsers.events import Content, Event
+from minisgl_backend.text.parsers.events import Event
 from minisgl_backend.text.parsers.json_value import JsonValue
 from minisgl_backend.text.parsers.marker import Marker
 
@@ -39,7 +39,7 @@ class MistralParser:
         self._at = _At.TEXT
         self._calls = Calls()
         self._open = Marker(CALLS)
-        self._said = Trimmed(leading=True)
+        self._said = Said()
         self._raw = ""  # since the marker, until there is a call
         self._value = JsonValue()
 
@@ -52,11 +52,11 @@ class MistralParser:
     def finish(self) -> list[Event]:
         events: list[Event] = []
         if self._at is _At.OBJECT and self._calls.finish() is Outcome.NONE:
-            self._say(self._raw + self._calls.given_back, events)
+            self._said.add(self._raw + self._calls.given_back, events)
         elif self._at in (_At.FORM, _At.NAME):
-            self._say(self._raw, events)
-        self._say(self._open.finish(), events)
-        self._emit(self._said.rest(), events)
+            self._said.add(self._raw, events)
+        self._said.add(self._open.finish(), events)
+        self._said.finish(events)
         return events
 
     def _step(self, text: str, events: list[Event]) -> str:
@@ -76,7 +76,7 @@ class MistralParser:
 
     def _look(self, text: str, events: list[Event]) -> str:
         said, marker, text = self._open.push(text)
-        self._say(said, events)
+        self._said.add(said, events)
         if marker is not None:
             self._at, self._raw = _At.FORM, CALLS
         return text
@@ -110,7 +110,7 @@ class MistralParser:
             self._at = _At.ITEM
         elif outcome is Outcome.NONE:
             self._at = _At.TEXT
-            self._say(self._raw + self._calls.given_back, events)
+            self._said.add(self._raw + self._calls.given_back, events)
             self._raw = ""
         return text
 
@@ -123,7 +123,7 @@ class MistralParser:
         too_long = len(head) > _MOST_CHARS + (0 if found else len(ARGS))  # the last ones may be of the mark
         if too_long or "\n" in head or CALLS in head[len(CALLS) :] or (found and not name):
             text, self._raw, self._at = self._raw[len(CALLS) :], "", _At.TEXT
-            self._say(CALLS, events)
+            self._said.add(CALLS, events)
             return text
         if not found:
             return ""
@@ -143,12 +143,4 @@ class MistralParser:
     def _begun(self) -> None:
         """There is a call: blanks before and behind it are nobody's."""
         self._raw = ""
-        self._said = Trimmed(leading=False)
-
-    def _say(self, text: str, events: list[Event]) -> None:
-        self._emit(self._said.push(text), events)
-
-    @staticmethod
-    def _emit(text: str, events: list[Event]) -> None:
-        if text:
-            events.append(Content(text))
+        self._said.call()
