@@ -13,6 +13,7 @@ others has no others), never wider: what matches it is valid under both.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 from urllib.parse import unquote
 
@@ -52,16 +53,16 @@ class _Walk:
         self._field = field
         self._root = root
         self._names: dict[str, str] = {}  # pointer → name
+        self._unbuilt: deque[str] = deque()  # pointers of definitions that are still to be built
         self._places = 0
         self._enum_values = 0
 
     def definitions(self) -> dict[str, Any]:
         """Builds all that was referred to; building one may refer to more."""
         built: dict[str, Any] = {}
-        while len(built) < len(self._names):
-            for pointer, name in list(self._names.items()):
-                if name not in built:
-                    built[name] = self.built(self._target(pointer), Place(self._field, pointer), 0)
+        while self._unbuilt:
+            pointer = self._unbuilt.popleft()
+            built[self._names[pointer]] = self.built(self._target(pointer), Place(self._field, pointer), 0)
         return built
 
     def built(self, schema: Any, place: Place, depth: int) -> dict[str, Any]:
@@ -129,7 +130,10 @@ class _Walk:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
             raise place.unsupported("$ref", "to anything but a place in the same schema (#/…)")
         self._target(pointer)
-        return self._names.setdefault(pointer, f"r{len(self._names)}")
+        if pointer not in self._names:
+            self._names[pointer] = f"r{len(self._names)}"
+            self._unbuilt.append(pointer)
+        return self._names[pointer]
 
     def _target(self, pointer: str) -> Any:
         found = self._root
