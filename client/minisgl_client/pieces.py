@@ -1,7 +1,7 @@
 """What comes back: pieces of an answer, the whole of it, and what is known of its cost.
 
 Where it stands in the flow: `reception.py` makes pieces of Triton's responses; `Client` and `AsyncClient` hand them to
-their callers. All frozen; a field is None when the request did not ask for it.
+their callers. All frozen; a field is None (a text or tuple: empty) when the request did not ask for it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ Logprobs = tuple[Mapping[int, Logprob] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool: on a piece its delta, on an answer the whole of it."""
+
+    index: int  # which call of the answer, from 0
+    name: str  # on pieces only with a call's first delta, else empty
+    arguments: str  # JSON as the model wrote it; cut where the answer is
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One of several answers (n): on a piece its delta, on an answer the whole of it."""
 
@@ -46,6 +55,9 @@ class Sample:
     finish_reason: str | None  # stays once it is there
     output_ids: tuple[int, ...] | None
     logprobs: Logprobs | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    cumulative_logprob: float | None = None  # of all tokens so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,9 @@ class Piece:
     prompt_logprobs: Logprobs | None = None  # once
     prompt_ids: tuple[int, ...] | None = None  # once
     samples: tuple[Sample, ...] = ()  # when n is more than 1
+    reasoning: str = ""  # with parse_output: what the model thinks; the text then is the content alone
+    tool_calls: tuple[ToolCall, ...] = ()  # with parse_output
+    cumulative_logprob: float | None = None  # of all tokens so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +91,14 @@ class Answer:
     prompt_logprobs: Logprobs | None = None
     prompt_ids: tuple[int, ...] | None = None
     samples: tuple[Sample, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    cumulative_logprob: float | None = None
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Answer:
         """Of the pieces of a whole answer, in their order."""
-        first = _joined([Sample(piece.text, piece.finish_reason, piece.output_ids, piece.logprobs) for piece in pieces])
+        first = _joined([_first_sample(piece) for piece in pieces])
         assert first.finish_reason is not None, "a reception lets no answer end without"
         return cls(
             text=first.text,
@@ -91,7 +109,32 @@ class Answer:
             prompt_logprobs=_first(piece.prompt_logprobs for piece in pieces),
             prompt_ids=_first(piece.prompt_ids for piece in pieces),
             samples=tuple(_joined(each) for each in zip(*(piece.samples for piece in pieces), strict=True)),
+            reasoning=first.reasoning,
+            tool_calls=first.tool_calls,
+            cumulative_logprob=first.cumulative_logprob,
         )
+
+
+def whole_calls(deltas: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls of an answer, of the deltas of its pieces in their order."""
+    names: dict[int, str] = {}
+    arguments: dict[int, list[str]] = {}
+    for delta in deltas:
+        names[delta.index] = names.get(delta.index, "") or delta.name
+        arguments.setdefault(delta.index, []).append(delta.arguments)
+    return tuple(ToolCall(index, names[index], "".join(parts)) for index, parts in arguments.items())
+
+
+def _first_sample(piece: Piece) -> Sample:
+    return Sample(
+        piece.text,
+        piece.finish_reason,
+        piece.output_ids,
+        piece.logprobs,
+        piece.reasoning,
+        piece.tool_calls,
+        piece.cumulative_logprob,
+    )
 
 
 def _joined(deltas: Sequence[Sample]) -> Sample:
@@ -101,6 +144,9 @@ def _joined(deltas: Sequence[Sample]) -> Sample:
         finish_reason=last.finish_reason,
         output_ids=None if last.output_ids is None else tuple(i for delta in deltas for i in delta.output_ids or ()),
         logprobs=None if last.logprobs is None else tuple(one for delta in deltas for one in delta.logprobs or ()),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=whole_calls(call for delta in deltas for call in delta.tool_calls),
+        cumulative_logprob=last.cumulative_logprob,
     )
 
 

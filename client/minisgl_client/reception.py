@@ -14,7 +14,7 @@ import struct
 from typing import Any
 
 from minisgl_client.errors import Cancelled, ClientError, ServerFault, error_of_status, error_of_words
-from minisgl_client.pieces import Logprob, Logprobs, Piece, Sample, Usage
+from minisgl_client.pieces import Logprob, Logprobs, Piece, Sample, ToolCall, Usage
 
 HEADERS = (("triton_grpc_error", "true"),)  # errors of the model as gRPC statuses, not as words alone
 
@@ -125,22 +125,46 @@ def _piece(response: Any) -> Piece | None:
         prompt_logprobs=None if told is None else _logprobs(told),
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         samples=samples if len(samples) > 1 else (),
+        reasoning=samples[0].reasoning,
+        tool_calls=samples[0].tool_calls,
+        cumulative_logprob=samples[0].cumulative_logprob,
     )
 
 
 def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
     """An element of each tensor for each answer; the ids of all stand in one, and their counts tell where they part."""
     texts, ids = tensors["text_output"], tensors.get("output_ids")
-    reasons = tensors.get("finish_reason", [b"None"] * len(texts))
-    told = tensors.get("logprobs", [b"null"] * len(texts))
-    counts = tensors["num_output_tokens"] if ids is not None and len(texts) > 1 else [len(ids or ())]
+
+    def each(name: str, nothing: Any) -> list[Any]:
+        return tensors.get(name, [nothing] * len(texts))
+
+    counts = tensors["num_output_tokens"] if ids is not None and len(texts) > 1 else [len(ids or ())] * len(texts)
+    rows = zip(
+        texts,
+        counts,
+        each("finish_reason", b"None"),
+        each("logprobs", b"null"),
+        each("reasoning_output", b""),
+        each("tool_calls", b"[]"),
+        each("cumulative_logprob", None),
+        strict=True,
+    )
     samples, at = [], 0
-    for index, (text, reason, logprobs) in enumerate(zip(texts, reasons, told, strict=True)):
-        own = None if ids is None else tuple(ids[at : at + counts[index]])
+    for text, count, reason, logprobs, reasoning, calls, cumulative in rows:
+        own = None if ids is None else tuple(ids[at : at + count])
         at += len(own or ())
         ended = None if reason == b"None" else reason.decode()
-        samples.append(Sample(text.decode(), ended, own, _logprobs(logprobs)))
+        parsed = (reasoning.decode(), _calls(calls))
+        samples.append(Sample(text.decode(), ended, own, _logprobs(logprobs), *parsed, cumulative))
     return tuple(samples)
+
+
+def _calls(raw: bytes) -> tuple[ToolCall, ...]:
+    """Deltas; of an answer in one response whole calls, which say no index."""
+    return tuple(
+        ToolCall(call.get("index", place), call.get("name", ""), call["arguments"])
+        for place, call in enumerate(json.loads(raw))
+    )
 
 
 def _logprobs(raw: bytes) -> Logprobs | None:

@@ -44,24 +44,37 @@ class SamplingFields(TypedDict, total=False):
     logprobs: int | None  # the pieces then carry them
     prompt_logprobs: int | None
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool  # of no effect: the server's decoders put none
     truncate_prompt_tokens: int | None
     echo: bool
     return_token_ids: bool  # of the prompt, too
+    structured_outputs: Mapping[str, Any] | None  # the answer's form: json, regex, choice, grammar, structural_tag, …
+    guided_json: Mapping[str, Any] | str | bool | None  # the same by older names; one of all these at most
+    guided_regex: str | None
+    guided_choice: Sequence[str] | None
+    guided_grammar: str | None
+    response_format: Mapping[str, Any] | None
+    json_schema: Mapping[str, Any] | str | bool | None
     priority: int  # smaller runs earlier
     deadline_ms: float | None  # the server's own limit, from the arrival of the request
     cache_salt: str | None  # requests share cached prefixes only under the same one
     chat_template_kwargs: Mapping[str, Any] | None
+    chat_template: str | None  # in place of the model's; only where the server allows it
     add_generation_prompt: bool
+    continue_final_message: bool  # the answer goes on with the last message, the assistant's
 
 
 class RequestFields(SamplingFields, total=False):
     """All that a request may say beside its text."""
 
     messages: Sequence[Mapping[str, Any]]  # a chat, for the model's template: {"role": …, "content": …} each
+    tools: Sequence[Mapping[str, Any]] | None  # of a chat: functions as in OpenAI's API, for the template
+    parse_output: bool  # of a chat: its answer has `reasoning` and `tool_calls`, and the text is the content alone
     input_ids: Sequence[int]
     timeout_s: float | None  # the whole answer must be here by then, else TimedOut
     request_id: str  # comes back on the responses and in the server's log
     return_output_ids: bool  # the pieces carry the ids of their tokens
+    return_cumulative_logprob: bool  # the pieces carry the sum of the logprobs so far
     return_usage: bool  # the pieces carry counts and times (default)
 
 
@@ -75,10 +88,13 @@ class Request:
     text: str | None
     messages: Sequence[Mapping[str, Any]] | None
     input_ids: Sequence[int] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    parse_output: bool
     stream: bool  # pieces as they come, or one
     timeout_s: float | None
     request_id: str
     return_output_ids: bool
+    return_cumulative_logprob: bool
     return_usage: bool
     sampling: Mapping[str, Any]
 
@@ -90,10 +106,13 @@ class Request:
             text=text,
             messages=sampling.pop("messages", None),
             input_ids=sampling.pop("input_ids", None),
+            tools=sampling.pop("tools", None),
+            parse_output=sampling.pop("parse_output", False),
             stream=stream,
             timeout_s=sampling.pop("timeout_s", None),
             request_id=sampling.pop("request_id", ""),
             return_output_ids=sampling.pop("return_output_ids", False),
+            return_cumulative_logprob=sampling.pop("return_cumulative_logprob", False),
             return_usage=sampling.pop("return_usage", True),
             sampling=sampling,
         )
@@ -127,6 +146,8 @@ def encode(request: Request, model: str) -> Any:
             _add(made, "exclude_input_in_output", "BOOL", b"\x01")
     if request.messages is not None:
         _add(made, "messages", "BYTES", _json("messages", _plain(request.messages)))
+    if request.tools is not None:
+        _add(made, "tools", "BYTES", _json("tools", _plain(request.tools)))
     if request.input_ids is not None:
         ids = _ids(request.input_ids)
         _add(made, "input_ids", "INT32", ids, len(ids) // 4)
@@ -141,6 +162,10 @@ def _flags(request: Request) -> list[str]:
     flags = ["stream"] if request.stream else []
     if request.return_output_ids:
         flags.append("return_output_ids")
+    if request.parse_output:
+        flags.append("parse_output")
+    if request.return_cumulative_logprob:
+        flags.append("return_cumulative_logprob")
     if request.return_usage:
         flags += ["return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics"]
     elif request.sampling.get("n", 1) != 1:

@@ -40,7 +40,10 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 NO_PARAMETERS = frozenset(
-    ("text", "stream", "messages", "input_ids", "timeout_s", "request_id", "return_output_ids", "return_usage")
+    (
+        *("text", "stream", "messages", "tools", "input_ids", "timeout_s", "request_id"),
+        *("parse_output", "return_output_ids", "return_cumulative_logprob", "return_usage"),
+    )
 )
 """What a request says beside its sampling parameters, by the names of `Client.stream`: the options' affair."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fakes.clients import generate_async, generate_sync
 from fakes.inference_server import (
     InferenceServer,
     Script,
@@ -72,19 +73,6 @@ def collect_async(url: str, *, client: dict[str, Any] | None = None, **fields: A
         return texts, None
 
     return asyncio.run(asyncio.wait_for(collect(), PATIENCE_S))
-
-
-def generate_sync(url: str, **fields: Any) -> Answer:
-    with Client(url) as client:
-        return client.generate(**fields)
-
-
-def generate_async(url: str, **fields: Any) -> Answer:
-    async def generate() -> Answer:
-        async with AsyncClient(url) as client:
-            return await client.generate(**fields)
-
-    return asyncio.run(generate())
 
 
 both = pytest.mark.parametrize("collect", [collect_sync, collect_async])
