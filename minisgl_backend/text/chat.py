@@ -97,6 +97,11 @@ def check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+def last_content(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last of messages that `plain_messages` has passed."""
+    return _plain_content(len(messages) - 1, messages[-1].get("content"))
+
+
 def _plain(place: int, message: Any) -> Mapping[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(FIELD, f"message {place} must be an object with a string `role`")

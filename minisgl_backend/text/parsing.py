@@ -16,12 +16,11 @@ import msgspec
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.tokens import unpack_tokens
-from minisgl_backend.text.chat import plain_messages, read_messages
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parsers.answer import TOOL_PARSERS, AnswerParser, reasoning_parser_of, tool_parser_of
 from minisgl_backend.text.parsers.events import Event, ToolCall, join
 from minisgl_backend.text.parsers.reasoning import CLOSE, OPEN
-from minisgl_backend.text.prompt import ChatPrompt, Prompt
+from minisgl_backend.text.prompt import ChatPrompt, Prompt, PromptTokens
 from minisgl_backend.text.tokenizer import Tokenizer
 
 FIELD = "parse_output"
@@ -70,15 +69,15 @@ def check_parsing(request: Request, limits: RequestLimits) -> None:
 
 
 def resolve_parsing(
-    prompt: Prompt, ids: bytes, tokenizer: Tokenizer, limits: RequestLimits, *, stream: bool, has_form: bool
+    prompt: Prompt, tokens: PromptTokens, tokenizer: Tokenizer, limits: RequestLimits, *, stream: bool, has_form: bool
 ) -> Parsing:
-    """Of a request that passed `check_parsing`. ids: the prompt's, packed. has_form: the answer is bound to a grammar.
+    """Of a request that passed `check_parsing`. tokens: the prompt's. has_form: the answer is bound to a grammar.
 
     Raises InvalidRequest for a form whose first token would stand inside the reasoning.
     """
     assert isinstance(prompt, ChatPrompt)
     reasoning = bool(limits.reasoning_parser)
-    opened = reasoning and _is_opened(prompt, ids, tokenizer)
+    opened = reasoning and _is_opened(tokens, tokenizer)
     if opened and has_form:
         raise InvalidRequest(
             FIELD,
@@ -88,15 +87,12 @@ def resolve_parsing(
     return Parsing(reasoning=reasoning, opened=opened, tools=tools, whole=not stream)
 
 
-def _is_opened(prompt: ChatPrompt, ids: bytes, tokenizer: Tokenizer) -> bool:
+def _is_opened(prompt: PromptTokens, tokenizer: Tokenizer) -> bool:
     """Whether the prompt ends inside the tag: with it, blanks aside, or within a last message that begins with it."""
-    tail = b"".join(tokenizer.token_bytes(token) for token in unpack_tokens(ids)[-_TAIL_TOKENS:])
+    tail = b"".join(tokenizer.token_bytes(token) for token in unpack_tokens(prompt.ids)[-_TAIL_TOKENS:])
     if tail.rstrip().endswith(OPEN.encode()):
         return True
-    if not prompt.options.continue_final_message:
-        return False
-    said: str = plain_messages(read_messages(prompt.messages))[-1]["content"]
-    return said.lstrip().startswith(OPEN) and CLOSE not in said
+    return prompt.continued.lstrip().startswith(OPEN) and CLOSE not in prompt.continued
 
 
 class Parsed(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
 """The prompt of a request, in whichever of its three kinds it came → token ids.
 
     text_input ── TextPrompt ──┐
-    messages ──── ChatPrompt ──┼── prompt_ids ──► packed int32
+    messages ──── ChatPrompt ──┼── encode_prompt ──► PromptTokens
     input_ids ─── TokenPrompt ─┘
 
-Where it stands in the flow: `text/request.py` calls `read_prompt` when a request arrives (cheap) and `prompt_ids`
+Where it stands in the flow: `text/request.py` calls `read_prompt` when a request arrives (cheap) and `encode_prompt`
 next (for long texts and chats in a thread). Sizes are bounded before anything walks over the data.
 """
 
@@ -17,7 +17,14 @@ import msgspec
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
-from minisgl_backend.text.chat import MAX_MESSAGES_BYTES, MAX_TOOLS_BYTES, ChatOptions, read_messages, read_tools
+from minisgl_backend.text.chat import (
+    MAX_MESSAGES_BYTES,
+    MAX_TOOLS_BYTES,
+    ChatOptions,
+    last_content,
+    read_messages,
+    read_tools,
+)
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
@@ -65,6 +72,15 @@ class ChatPrompt(msgspec.Struct, frozen=True):
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
+
+class PromptTokens(msgspec.Struct, frozen=True):
+    """What a prompt became."""
+
+    ids: bytes  # packed int32, 1 … RequestLimits.prompt_tokens of them, each below the vocabulary's size
+    cut: bool = False  # truncate_prompt_tokens has left some out
+    continued: str = ""  # of a chat with continue_final_message: the content of its last message
+
+
 MAX_TRUNCATED_BYTES = 4 << 20
 """Of a text that truncate_prompt_tokens cuts: it is tokenised whole, for its end."""
 
@@ -73,7 +89,7 @@ LONG_PROMPT = 2_048
 
 
 def takes_long(prompt: Prompt) -> bool:
-    """Whether `prompt_ids` should run in a thread, where other streams keep their pace."""
+    """Whether `encode_prompt` should run in a thread, where other streams keep their pace."""
     if isinstance(prompt, ChatPrompt):
         return (
             is_client_code(prompt)
@@ -84,7 +100,7 @@ def takes_long(prompt: Prompt) -> bool:
 
 
 def is_client_code(prompt: Prompt) -> bool:
-    """Whether `prompt_ids` runs a template that the client wrote: for seconds, when it means ill."""
+    """Whether `encode_prompt` runs a template that the client wrote: for seconds, when it means ill."""
     return isinstance(prompt, ChatPrompt) and prompt.options.template is not None
 
 
@@ -114,34 +130,39 @@ def kept_tokens(params: SamplingParams, limits: RequestLimits) -> int | None:
     return limits.prompt_tokens if kept == -1 else kept
 
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None = None) -> bytes:
-    """The tokens of a prompt: packed int32, 1 … RequestLimits.prompt_tokens of them, each below the vocabulary's size.
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None = None) -> PromptTokens:
+    """kept: of `kept_tokens`. Slow for a long text or chat.
 
-    kept: of `kept_tokens`. Slow for a long text or chat. Raises InvalidRequest or UnsupportedFeature, naming the field.
+    Raises InvalidRequest or UnsupportedFeature, naming the field.
     """
     if isinstance(prompt, TokenPrompt):
-        return prompt.ids
+        return PromptTokens(prompt.ids)
+    continued = ""
     try:
         if isinstance(prompt, TextPrompt):
             ids = tokenizer.encode(prompt.text)
         else:
-            ids = _encoded_chat(prompt, tokenizer, limits, kept)
+            ids, continued = _encoded_chat(prompt, tokenizer, limits, kept)
     except RequestError:
         raise
     except RecursionError:
         raise InvalidRequest(prompt.field, "is nested too deeply") from None
     except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
         raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
-    ids = ids if kept is None else ids[-kept:]
+    cut = kept is not None and len(ids) > kept
+    ids = ids[-kept:] if cut and kept is not None else ids
     _check_ids(prompt.field, ids, tokenizer, limits)
-    return pack_tokens(ids)
+    return PromptTokens(pack_tokens(ids), cut, continued)
 
 
-def _encoded_chat(prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> list[int]:
-    tools = read_tools(prompt.tools) if prompt.tools.strip() else ()
-    return tokenizer.encode_chat(
-        read_messages(prompt.messages), replace(prompt.options, tools=tools), _most_bytes(tokenizer, limits, kept)
-    )
+def _encoded_chat(
+    prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None
+) -> tuple[list[int], str]:
+    """Its tokens, and the content that an answer goes on with."""
+    messages = read_messages(prompt.messages)
+    options = replace(prompt.options, tools=read_tools(prompt.tools) if prompt.tools.strip() else ())
+    ids = tokenizer.encode_chat(messages, options, _most_bytes(tokenizer, limits, kept))
+    return ids, last_content(messages) if options.continue_final_message else ""
 
 
 def _check_ids(field: str, ids: list[int], tokenizer: Tokenizer, limits: RequestLimits) -> None:

@@ -21,11 +21,12 @@ from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.engine import Sequence
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import NO_LOGPROBS, Grammar, Sampling
-from minisgl_backend.messages.tokens import count_tokens
+from minisgl_backend.messages.tokens import count_tokens, unpack_tokens
+from minisgl_backend.text.detokenizer import decode
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
 from minisgl_backend.text.parsing import Parsing, check_parsing, resolve_parsing
-from minisgl_backend.text.prompt import Prompt, TextPrompt, kept_tokens, prompt_ids, read_prompt
+from minisgl_backend.text.prompt import Prompt, PromptTokens, TextPrompt, encode_prompt, kept_tokens, read_prompt
 from minisgl_backend.text.sample import Reading
 from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
 from minisgl_backend.text.structured.spec import STRUCTURED_FIELDS, GrammarSpec, read_structured
@@ -144,9 +145,8 @@ def tokenise(
     Raises InvalidRequest or UnsupportedFeature naming the field.
     """
     params = checked.params
-    ids = prompt_ids(checked.prompt, tokenizer, limits, kept_tokens(params, limits))
+    prompt = encode_prompt(checked.prompt, tokenizer, limits, kept_tokens(params, limits))
     seed = draw_seed() if params.seed is None else params.seed
-    echoed = checked.prompt if checked.echo_prompt else None
     ends = _ends(params, tokenizer)
     rules = token_rules(params, tokenizer, ends)
     sampling = resolve_sampling(params, tokenizer.vocab_size, seed, rules, checked.cumulative_logprob)
@@ -155,13 +155,13 @@ def tokenise(
     parsing = None
     if checked.parses:
         has_form = grammar is not None
-        parsing = resolve_parsing(checked.prompt, ids, tokenizer, limits, stream=checked.stream, has_form=has_form)
+        parsing = resolve_parsing(checked.prompt, prompt, tokenizer, limits, stream=checked.stream, has_form=has_form)
     return Accepted(
-        prompt_ids=ids,
-        prompt_text=echoed.text if isinstance(echoed, TextPrompt) else "",
+        prompt_ids=prompt.ids,
+        prompt_text=_echoed(checked.prompt, prompt, tokenizer) if checked.echo_prompt else "",
         sampling=sampling,
         num_samples=params.n,
-        max_new_tokens=min(params.max_tokens, limits.sequence_tokens - count_tokens(ids)),
+        max_new_tokens=min(params.max_tokens, limits.sequence_tokens - count_tokens(prompt.ids)),
         stop_token_ids=ends,
         stop=tuple(params.stop),
         reading=Reading(
@@ -202,6 +202,14 @@ def _echoes(request: Request, params: SamplingParams, prompt: Prompt) -> bool:
     if params.echo:
         raise InvalidRequest("echo", f"must not be true with {prompt.field}: only text_input can be echoed")
     return False
+
+
+def _echoed(prompt: Prompt, tokens: PromptTokens, tokenizer: Tokenizer) -> str:
+    """What stands in front of an answer: the text as it was given, or what truncate_prompt_tokens has left of it."""
+    assert isinstance(prompt, TextPrompt)
+    if not tokens.cut:
+        return prompt.text
+    return decode(tokenizer, unpack_tokens(tokens.ids), skip_special_tokens=False)
 
 
 def _priority(params: SamplingParams, limits: RequestLimits) -> int:

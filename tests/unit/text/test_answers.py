@@ -194,6 +194,19 @@ def test_a_prompt_is_cut_to_its_last_tokens(byte_level: Tokenizer, kind: str) ->
         kept(5)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "echoed"), [(None, "a日<|im_end|>b"), (9, "a日<|im_end|>b"), (3, "\ufffd<|im_end|>b")]
+)
+def test_a_prompt_that_was_cut_is_echoed_as_the_model_saw_it(
+    byte_level: Tokenizer, tokens: int | None, echoed: str
+) -> None:
+    """Three tokens are the last byte of a character, a special token that the client wrote, and a letter."""
+    raw = json.dumps({"echo": True, "truncate_prompt_tokens": tokens}).encode()
+    request = Request(ID, "a日<|im_end|>b".encode(), raw, True, None)
+    got = validate_request(request, byte_level, LIMITS, lambda: 0)
+    assert (got.prompt_text, got.num_input_tokens) == (echoed, 6 if tokens != 3 else 3)
+
+
 def test_token_ids_of_the_prompt_come_with_the_start(byte_level: Tokenizer) -> None:
     for asked in (True, False):
         r = record(byte_level, return_token_ids=asked)

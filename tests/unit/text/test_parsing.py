@@ -157,6 +157,25 @@ def test_a_message_that_goes_on_may_be_inside_the_tag(hermes: Tokenizer, content
     assert told(outputs) == (("yes", "hm", []) if opened else ("hm</think>yes", "", []))
 
 
+class Read(bytes):
+    """Counts how often it is read."""
+
+    times = 0
+
+    def decode(self, *how: str) -> str:
+        self.times += 1
+        return bytes(self).decode(*how)
+
+
+def test_the_messages_of_an_answer_that_goes_on_and_is_parsed_are_read_once(hermes: Tokenizer) -> None:
+    request = asked([*CHAT, {"role": "assistant", "content": "<think>so "}], continue_final_message=True)
+    assert request.messages is not None
+    messages = Read(request.messages)
+    got = validate_request(msgspec.structs.replace(request, messages=messages), hermes, LIMITS, lambda: 0)
+    assert got.parsing is not None and got.parsing.opened
+    assert messages.times == 1
+
+
 @pytest.mark.parametrize("content", ["what is <think>", "<think>"])
 def test_a_tag_that_the_user_wrote_opens_nothing(hermes: Tokenizer, content: str) -> None:
     chat = [{"role": "user", "content": content}]
