@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,13 +27,11 @@ import torch
 from minisgl_backend.messages.plan import NO_TOKEN, Admission
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.sampling.grammar_cache import GrammarCache
 from minisgl_backend.sampling.grammar_library import GrammarLibrary, load_grammar_library
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.utf8 import WHOLE, Bits, Utf8Masks
 from minisgl_backend.sampling.white_space import BETWEEN, JsonSpace
-
-MAX_CACHED = 64
-"""Compiled grammars a worker keeps: those last used. The process that checked them has bounded the size of each."""
 
 FREE_TOKEN_S = 0.02
 """CPU time that a token of an answer may take here for nothing: a form that means well takes a hundredth of it."""
@@ -90,7 +87,7 @@ class GrammarSlots:
         self._slots: dict[int, _Slot] = {}
         self._thread = ThreadPoolExecutor(1, "minisgl-grammar")
         self._tools: _Tools | None = None  # below: the thread's own
-        self._compiled: OrderedDict[bytes, Any] = OrderedDict()
+        self._cache = GrammarCache()
 
     def warm(self) -> None:
         """Loads the library and the vocabulary in the thread: the first grammar then finds them there."""
@@ -186,13 +183,10 @@ class GrammarSlots:
 
     def _compile(self, grammar: Grammar, tools: _Tools) -> Any:
         """Milliseconds: the masks, which cost, are computed when a matcher first comes by."""
-        compiled = self._compiled.get(grammar.key)
+        compiled = self._cache.get(grammar.key)
         if compiled is None:
             compiled = tools.library.compile(tools.compiler, tools.library.load(zlib.decompress(grammar.compiled)))
-            self._compiled[grammar.key] = compiled
-            if len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar.key)
+            self._cache.put(grammar.key, compiled)
         return compiled
 
 
