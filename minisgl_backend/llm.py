@@ -17,12 +17,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-import msgspec
 from tqdm import tqdm
 
 from minisgl_backend.actors.host import TEXT_CAPACITY, engine
@@ -30,31 +30,27 @@ from minisgl_backend.actors.internal import FromHolder, HolderId, ToText
 from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.rundir import runtime_root
+from minisgl_backend.answers import Completion, Piece, Pieces, Prompt, completion
 from minisgl_backend.config import resolve_config
 from minisgl_backend.errors import InvalidRequest, RequestError, StartError, Status, error_of
 from minisgl_backend.messages.client import (
     PROTOCOL,
     Cancel,
-    Chunk,
     EngineState,
     Failed,
     Finished,
-    FinishReason,
     Health,
     Hello,
     Inspect,
     Output,
     Outputs,
-    PromptLogprobs,
     Request,
-    Started,
     Stats,
     ToHolder,
     Welcome,
 )
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
-from minisgl_backend.text.logprobs import Entry
+from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.parameters import MAX_N, SamplingParams
 
 _LONG_WORK = 16
@@ -62,46 +58,8 @@ _LONG_WORK = 16
 
 _ME = HolderId(b"llm")
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""A text, token ids, or a chat: a list of messages such as {"role": "user", "content": "Hi"}."""
-
-
-Logprobs = tuple[dict[int, Entry] | None, ...]
-"""Per token: the token itself and the best ones, by their ids."""
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """A part of a streamed answer. Joined, the texts of one index are its answer."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None  # set on the last piece
-    index: int = 0  # which of n answers
-    logprobs: Logprobs | None = None  # an entry per token of token_ids, when the parameters ask for them
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """One of the n answers to a prompt."""
-
-    text: str
-    token_ids: tuple[int, ...]  # an end-of-sequence token that ended the answer is included
-    finish_reason: FinishReason
-    logprobs: Logprobs | None = None
-    cumulative_logprob: float | None = None  # of all its tokens, when logprobs are asked for
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """A whole answer; of n answers the first one in text, token_ids and finish_reason, and all in samples."""
-
-    prompt: Prompt  # as it was given
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    num_input_tokens: int
-    num_output_tokens: int  # of all n
-    samples: tuple[Sample, ...]
-    prompt_logprobs: Logprobs | None = None  # None for the first token
-    prompt_token_ids: tuple[int, ...] | None = None  # with return_token_ids
+Tools = Sequence[Mapping[str, Any]]
+"""Functions as OpenAI's API writes them: {"type": "function", "function": {"name": …, "parameters": …}}."""
 
 
 class Room:
@@ -135,6 +93,15 @@ class Room:
             self._changed.notify_all()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What the prompts of a call have in common beside their parameters."""
+
+    stream: bool
+    tools: bytes | None  # JSON
+    parse_output: bool
+
+
 class LLM:
     """An engine of one's own. Use as a context manager, or call `close`.
 
@@ -164,13 +131,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Tools | None = None,
+        parse_output: bool = False,
         progress: bool | None = None,
     ) -> list[Completion]:
         """One answer per prompt, in the order of the prompts. A refused prompt raises; the others are then cancelled.
 
         prompts: one prompt, or a list of them. A list of ints is one prompt of token ids, a list of messages one chat.
-        sampling_params: for all prompts, or one for each. progress: a bar; by default on long work only.
+        sampling_params: for all prompts, or one for each. tools: of chats, for their template. parse_output: of chats,
+        their answers have `reasoning` and `tool_calls`, and `text` is the content alone (docs/chat.md). progress: a
+        bar; by default on long work only.
         """
+        asked = _Asked(stream=False, tools=_tools_json(tools), parse_output=parse_output)
         each = _list_of_prompts(prompts)
         params = _one_each(sampling_params, len(each))
         bar = tqdm(
@@ -185,7 +157,7 @@ class LLM:
             while waiting or running:
                 while waiting and self._room.take(_size(waiting[-1][1][1]), wait=not running):
                     index, (prompt, param) = waiting.pop()
-                    running[self._submit(prompt, param, stream=False, box=answers)] = index
+                    running[self._submit(prompt, param, asked, answers)] = index
                 output = answers.get()
                 parts.setdefault(output.id, []).append(output)
                 if not isinstance(output, Finished | Failed):
@@ -199,18 +171,25 @@ class LLM:
                 self._forget(id)
         return [done[index] for index in range(len(each))]
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Piece]:
-        """The answer piece by piece. Leaving the iterator early cancels the request."""
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        parse_output: bool = False,
+    ) -> Iterator[Piece]:
+        """The answer piece by piece; arguments as of `generate`. Leaving the iterator early cancels the request."""
+        asked = _Asked(stream=True, tools=_tools_json(tools), parse_output=parse_output)
         box: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._room.take(_size(sampling_params), wait=True)
-        id = self._submit(prompt, sampling_params, stream=True, box=box)
+        id = self._submit(prompt, sampling_params, asked, box)
+        pieces = Pieces()
         try:
             while True:
                 output = box.get()
-                if isinstance(output, Failed):
-                    raise error_of(output.status, output.message)
-                if isinstance(output, Chunk | Finished):
-                    yield _piece(output)
+                if (piece := pieces.take(output)) is not None:
+                    yield piece
                 if isinstance(output, Finished):
                     return
         finally:
@@ -239,13 +218,13 @@ class LLM:
     # ── towards the engine ───────────────────────────────────────────────────────────────────────────────────────
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams | None, *, stream: bool, box: queue.SimpleQueue[Output]
+        self, prompt: Prompt, params: SamplingParams | None, asked: _Asked, box: queue.SimpleQueue[Output]
     ) -> RequestId:
         """The caller has taken of `_room`; the terminal output gives it back."""
         id = RequestId(next(self._ids))
         self._taken[id] = _size(params)
         try:
-            request = _request(id, prompt, params, stream)
+            request = _request(id, prompt, params, asked)
             self._boxes[id] = box
             self._post(request)
         except BaseException:
@@ -323,23 +302,40 @@ def _list_of_prompts(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
-def _request(id: RequestId, prompt: Prompt, params: SamplingParams | None, stream: bool) -> Request:
+def _tools_json(tools: Tools | None) -> bytes | None:
+    return None if tools is None else _json("tools", tools)
+
+
+def _json(field: str, value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidRequest(field, "must be values that JSON can hold") from None
+
+
+def _request(id: RequestId, prompt: Prompt, params: SamplingParams | None, asked: _Asked) -> Request:
     """What is no prompt of the three kinds, or can not be written as one, is refused by name, here or by text/."""
     text = ids = chat = None
     if isinstance(prompt, str):
         text = prompt.encode("utf-8", "surrogatepass")  # a lone surrogate is handed on, for text/ to refuse
     elif prompt and isinstance(prompt[0], Mapping):
-        try:
-            chat = json.dumps(prompt).encode()
-        except (TypeError, ValueError, RecursionError):
-            raise InvalidRequest("messages", "must be values that JSON can hold") from None
+        chat = _json("messages", prompt)
     else:
         try:
             ids = pack_tokens(cast(Sequence[int], prompt))
         except (TypeError, OverflowError):
             raise InvalidRequest("input_ids", "must be a list of integers from 0 to 2**31 - 1") from None
-    given = b"" if params is None else params.to_json()
-    return Request(id, text, given, stream, exclude_input_in_output=True, input_ids=ids, messages=chat)
+    return Request(
+        id,
+        text,
+        b"" if params is None else params.to_json(),
+        asked.stream,
+        exclude_input_in_output=None if params is not None and params.echo else True,  # echo says it alone
+        input_ids=ids,
+        messages=chat,
+        tools=asked.tools,
+        parse_output=asked.parse_output,
+    )
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> Sequence[SamplingParams | None]:
@@ -354,42 +350,3 @@ def _size(params: SamplingParams | None) -> int:
     """Sequences of a request. What n may not be is refused by text/."""
     n = 1 if params is None else params.n
     return n if isinstance(n, int) and 1 <= n <= MAX_N else 1
-
-
-def _piece(output: Chunk | Finished) -> Piece:
-    ids = tuple(unpack_tokens(output.tokens))
-    return Piece(output.text, ids, output.reason, output.index, _logprobs(output.logprobs))
-
-
-def completion(prompt: Prompt, outputs: Sequence[Output]) -> Completion:
-    """All outputs of an answer that was not streamed. Raises what ended it, unless it ended well."""
-    last = outputs[-1]
-    if isinstance(last, Failed):
-        raise error_of(last.status, last.message)
-    assert isinstance(last, Finished), last
-    samples = tuple(_sample(output) for output in outputs if isinstance(output, Chunk | Finished))
-    ids = [output.prompt_ids for output in outputs if isinstance(output, Started) and output.prompt_ids]
-    told = [output.logprobs for output in outputs if isinstance(output, PromptLogprobs)]
-    return Completion(
-        prompt=prompt,
-        text=samples[0].text,
-        token_ids=samples[0].token_ids,
-        finish_reason=samples[0].finish_reason,
-        num_input_tokens=last.num_input_tokens,
-        num_output_tokens=last.num_output_tokens,
-        samples=samples,
-        prompt_logprobs=_logprobs(told[0]) if told else None,
-        prompt_token_ids=tuple(unpack_tokens(ids[0])) if ids else None,
-    )
-
-
-def _sample(output: Chunk | Finished) -> Sample:
-    """Of an answer in one piece."""
-    assert output.reason is not None, output
-    told = _logprobs(output.logprobs)
-    ids = tuple(unpack_tokens(output.tokens))
-    return Sample(output.text, ids, output.reason, told, None if told is None else output.logprob)
-
-
-def _logprobs(raw: bytes) -> Logprobs | None:
-    return msgspec.json.decode(raw, type=Logprobs) if raw else None

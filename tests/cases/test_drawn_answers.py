@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fakes.tiny_model import make_tiny_llama
+from minisgl_backend.answers import Completion, Piece
 from minisgl_backend.errors import InvalidRequest
-from minisgl_backend.llm import LLM, Completion, Piece
+from minisgl_backend.llm import LLM
 from minisgl_backend.text.parameters import SamplingParams
 
 pytestmark = pytest.mark.slow

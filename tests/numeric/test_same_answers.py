@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from fakes.tiny_model import make_tiny_llama
-from minisgl_backend.llm import LLM, Completion, Logprobs
+from minisgl_backend.answers import Completion, Logprobs
+from minisgl_backend.llm import LLM
 from minisgl_backend.models.locate import locate_model
 from minisgl_backend.text.parameters import SamplingParams
 
