@@ -30,7 +30,7 @@ SCHEMA = {
     "required": ["name", "age"],
 }
 HOSTILE: list[dict[str, Any]] = [
-    *({"guided_regex": f".{{0,{1500 + i}}}b"} for i in range(2)),
+    *({"guided_regex": f"(.{{0,{1500 + i}}}b.{{0,900}}c){{1,3}}"} for i in range(2)),
     *({"guided_regex": pattern} for pattern in ("(a{1,1000}){1,1000}", "((.{0,90}x){0,20}y){0,99}")),
     *({"guided_regex": pattern} for pattern in ("(", "(?=a+)+", "[^")),
     {"guided_regex": "(" * 3000 + ")" * 3000},
@@ -96,11 +96,16 @@ def test_min_tokens_yields_when_the_form_is_whole_and_nothing_may_follow(llm: LL
 
 
 @pytest.mark.slow
-def test_a_stop_token_of_the_client_ends_no_form_before_it_is_whole(llm: LLM, model: Path) -> None:
-    (brace,) = Tokenizer.load(model).encode("x", add_special_tokens=False)
-    params = SamplingParams(max_tokens=40, seed=4, guided_regex="[a-z]{4}", stop_token_ids=[brace])
-    answer = llm.generate(["hello"], params)[0]
-    assert answer.finish_reason == "stop" and re.fullmatch("[a-z]{4}", answer.text) and "x" not in answer.text
+def test_a_stop_token_that_has_a_text_ends_its_answer_where_the_form_lets_it_be_drawn(llm: LLM, model: Path) -> None:
+    (x,) = Tokenizer.load(model).encode("x", add_special_tokens=False)
+    params = [
+        SamplingParams(max_tokens=40, seed=seed, guided_regex="[x-z]{4}[0-9]{4}", stop_token_ids=[x], logit_bias=bias)
+        for seed, bias in ((4, {x: 100.0}), (5, {x: -100.0}))
+    ]
+    cut, whole = llm.generate(["hello"] * 2, params)
+    assert (cut.finish_reason, cut.text, cut.token_ids) == ("stop", "", (x,))
+    assert whole.finish_reason == "stop" and re.fullmatch("[yz]{4}[0-9]{4}", whole.text)
+    assert whole.token_ids[-1] != x, "the end is the model's own"
 
 
 @pytest.mark.slow
