@@ -113,9 +113,9 @@ def check_request(request: Request, tokenizer: Tokenizer, limits: RequestLimits)
 
 
 def answer_form(checked: Checked, tokenizer: Tokenizer) -> tuple[GrammarSpec, tuple[int, ...]] | None:
-    """The form that the answer must have, and what may end it; None: any. Slow for large schemas: runs in a thread.
+    """The form that the answer must have, and what ends it once it is whole; None: any.
 
-    Raises InvalidRequest or UnsupportedFeature, naming the field.
+    Slow for large schemas: runs in a thread. Raises InvalidRequest or UnsupportedFeature, naming the field.
     """
     params = checked.params
     spec = read_structured({name: getattr(params, name) for name in STRUCTURED_FIELDS})
@@ -125,7 +125,7 @@ def answer_form(checked: Checked, tokenizer: Tokenizer) -> tuple[GrammarSpec, tu
         raise InvalidRequest("ignore_eos", f"must be false with {spec.field}: such an answer ends when it is whole")
     if params.allowed_token_ids is not None:  # nobody can say beforehand that both always have a token in common
         raise InvalidRequest("allowed_token_ids", f"can not be given together with {spec.field}")
-    ends = _ends(params, tokenizer)
+    ends = _form_ends(params, tokenizer)
     if not ends:
         raise InvalidRequest(spec.field, "needs stop_token_ids: this model has no end-of-sequence token")
     return spec, ends
@@ -186,6 +186,15 @@ def _ends(params: SamplingParams, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids that end an answer, sorted. Files of a model may name more than it has."""
     own = () if params.ignore_eos else (i for i in tokenizer.eos_token_ids if i < tokenizer.vocab_size)
     return tuple(sorted({*own, *params.stop_token_ids}))
+
+
+def _form_ends(params: SamplingParams, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Of `_ends` those that are drawn when a form is whole, and never before. A stop token that has a text is a part of
+    the form instead, as in vLLM: it ends the answer wherever the form lets it be drawn. Unless there is no other end.
+    """
+    ends = _ends(params, tokenizer)
+    silent = tuple(i for i in ends if i in tokenizer.eos_token_ids or not tokenizer.shown_bytes[i])
+    return silent or ends
 
 
 def _echoes(request: Request, params: SamplingParams, prompt: Prompt) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes.text_requests import feed, take_output, validate_request
-from fakes.tokenizers import ids_of_bytes
+from fakes.tokenizers import byte_level_folder, ids_of_bytes
 from minisgl_backend.errors import InvalidRequest, Status
 from minisgl_backend.messages import engine
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, PromptLogprobs, Request, Started
@@ -221,6 +222,25 @@ def test_allowed_tokens_and_a_form_might_have_no_token_in_common_and_are_refused
     checked = check_request(Request(ID, b"Q", raw, True, None), byte_level, LIMITS)
     with pytest.raises(InvalidRequest, match=r"^allowed_token_ids: can not be given together with guided_choice"):
         answer_form(checked, byte_level)
+
+
+def test_of_stop_tokens_those_without_a_text_end_a_whole_form_and_others_are_a_part_of_it(
+    byte_level: Tokenizer, tmp_path: Path
+) -> None:
+    (x,) = ids_of_bytes(byte_level, b"x")
+    silent, end = 0, 2
+    assert byte_level.eos_token_ids == (end,) and not byte_level.shown_bytes[silent]
+
+    def ends(tokenizer: Tokenizer, stops: list[int]) -> tuple[int, ...]:
+        raw = json.dumps({"guided_choice": ["x"], "stop_token_ids": stops}).encode()
+        form = answer_form(check_request(Request(ID, b"Q", raw, True, None), tokenizer, LIMITS), tokenizer)
+        assert form is not None
+        return form[1]
+
+    assert ends(byte_level, [x]) == (end,)
+    assert ends(byte_level, [x, silent]) == (silent, end)
+    endless = Tokenizer.load(byte_level_folder(tmp_path, tokenizer_config={}))
+    assert endless.eos_token_ids == () and ends(endless, [x]) == (x,)
 
 
 # ── several answers ──────────────────────────────────────────────────────────────────────────────────────────────
