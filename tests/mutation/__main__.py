@@ -1,5 +1,5 @@
-"""`make mutation`, or `python -m tests.mutation [NAME ...]`: reverts each rule of scheduler and cache in a copy of the
-package and shows that its test fails.
+"""`make mutation`, or `python -m tests.mutation [NAME ...]`: reverts each rule of scheduler, cache and running engine
+in a copy of the package and shows that its test fails. `ARGS=engine-` takes the running engine's rules alone.
 
 Where it stands in the flow: by hand and before a release. `make test` runs a part of it (test_mutations.py).
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from .copies import Mutation, run_tests, survives, write_copy
+from .copies import Unhealthy, Verdict, Whole, judge, write_copy
 from .rules import MUTATIONS
 
 
@@ -21,27 +21,27 @@ def main(names: list[str]) -> int:
     if not chosen:
         print(f"no mutation is called {', '.join(names)}; there are: {', '.join(one.name for one in MUTATIONS)}")
         return 2
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         home = Path(folder)
-        tests = tuple(sorted({test for one in chosen for test in one.tests}))
-        whole = write_copy(home / "whole", None)  # all others are made of it: the checkout may change meanwhile
-        code, printed = run_tests(whole, tests, timeout_s=600)
-        if code != 0:
-            print(f"the tests do not pass without any mutation:\n{printed[-4000:]}")
+        whole = Whole(write_copy(home / "whole", None))  # all others are made of it: the checkout may change meanwhile
+        verdicts: list[Verdict] = []
+        try:
+            for done in as_completed([pool.submit(judge, one, home / one.name, whole) for one in chosen]):
+                verdicts.append(done.result())
+                mutation = verdicts[-1].mutation
+                print(f"{verdicts[-1].word:8}  {mutation.name:44} {mutation.rule}", flush=True)
+        except Unhealthy as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print(error)
             return 2
-
-        def one(numbered: tuple[int, Mutation]) -> str:
-            return survives(numbered[1], home / str(numbered[0]), whole)
-
-        survivors = []
-        with ThreadPoolExecutor(2) as pool:
-            for mutation, seen in zip(chosen, pool.map(one, enumerate(chosen)), strict=True):
-                print(f"{'SURVIVES' if seen else 'noticed '}  {mutation.name:44} {mutation.rule}", flush=True)
-                if seen:
-                    survivors.append(seen)
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} reverted rules were noticed")
-    for seen in survivors:
-        print(seen)
+    survivors = [one for one in verdicts if one.survived]
+    hanging = sum(one.word == "hangs" for one in verdicts)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} reverted rules were noticed, {hanging} of them by a hang")
+    for verdict in verdicts:
+        for test in verdict.hanging:
+            print(f"{verdict.mutation.name}: {test} hangs")
+    for verdict in survivors:
+        print(verdict.survived)
     return 1 if survivors else 0
 
 

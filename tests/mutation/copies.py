@@ -10,11 +10,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "minisgl_backend"
+
+PASSED, FAILED, HANGS = 0, 1, -1  # pytest's own codes, and ours for a run that was ended
+_MARK = "MUTATION_RUN"  # in the environment of whatever a run starts
 
 # Tests must see the copy and nothing else: -P keeps the working folder out of the path, and the import is checked.
 _RUN = """
@@ -62,25 +70,87 @@ def write_copy(target: Path, mutation: Mutation | None, source: Path = ROOT) -> 
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], timeout_s: float = 600) -> tuple[int, str]:
-    """Runs `tests` against the copy: pytest's exit code (0 passed, 1 failed; -1 no end) and what it printed."""
+    """Runs `tests` against the copy: pytest's exit code (0 passed, 1 failed; HANGS: no end) and what it printed.
+
+    Whatever they started has ended when this returns: a reverted rule may leave an engine that nobody ends.
+    """
+    mark = uuid.uuid4().hex
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join((str(copy), str(ROOT / "client"))))
+    environment[_MARK] = mark
     environment.pop("HYPOTHESIS_PROFILE", None)
     arguments = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *tests]
     command = [sys.executable, "-P", "-c", _RUN, str(copy), *arguments]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"no end within {timeout_s:g} s"
-    return done.returncode, done.stdout + done.stderr
+    with tempfile.TemporaryFile() as printed:  # a pipe would be held open by whoever outlives the tests
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = HANGS
+        finally:
+            _end_all(mark)
+            process.wait()
+        printed.seek(0)
+        text = printed.read().decode(errors="replace")
+    return code, f"{text}\nno end within {timeout_s:.0f} s" if code == HANGS else text
 
 
-def survives(mutation: Mutation, target: Path, source: Path = ROOT) -> str:
-    """Empty when each test of the mutation fails, as it must; otherwise what was seen."""
-    copy = write_copy(target, mutation, source)
+def _end_all(mark: str) -> None:
+    """Kills every process with this mark in its environment: also one of a session of its own, whose parent is gone."""
+    killed = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark:
+                process.kill()
+                killed.append(process)
+        except psutil.Error:  # ended meanwhile, or somebody else's
+            pass
+    psutil.wait_procs(killed, timeout=10)
+
+
+class Unhealthy(Exception):
+    """A test does not pass without any mutation, so its failure with one tells nothing."""
+
+
+class Whole:
+    """A copy without any mutation, and how long each test takes there, which tells when a mutated one hangs."""
+
+    def __init__(self, copy: Path) -> None:
+        self.copy = copy
+        self._limits_s: dict[str, float] = {}
+
+    def limit_s(self, test: str) -> float:
+        """How long `test` may take with a mutation: several times what it takes here. Raises Unhealthy."""
+        if test not in self._limits_s:
+            began = time.monotonic()
+            code, printed = run_tests(self.copy, (test,))
+            if code != PASSED:
+                raise Unhealthy(f"{test} does not pass without any mutation:\n{printed[-4000:]}")
+            self._limits_s[test] = 30 + 5 * (time.monotonic() - began)
+        return self._limits_s[test]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests of a mutation did."""
+
+    mutation: Mutation
+    survived: str  # empty when each test failed, as it must; otherwise what was seen
+    hanging: tuple[str, ...]  # tests that noticed by never ending
+
+    @property
+    def word(self) -> str:
+        return "SURVIVES" if self.survived else "hangs" if self.hanging else "noticed"
+
+
+def judge(mutation: Mutation, target: Path, whole: Whole) -> Verdict:
+    """Runs each test of the mutation against a copy at `target`. Raises Unhealthy."""
+    copy = write_copy(target, mutation, whole.copy)
+    hanging = []
     for test in mutation.tests:
-        code, printed = run_tests(copy, (test,))
-        if code != 1:
-            return f"{mutation.name}: {test} ended with code {code}, expected a failure\n{printed[-2000:]}"
-    return ""
+        code, printed = run_tests(copy, (test,), whole.limit_s(test))
+        if code == HANGS:
+            hanging.append(test)
+        elif code != FAILED:
+            seen = f"{mutation.name}: {test} ended with code {code}, expected a failure\n{printed[-2000:]}"
+            return Verdict(mutation, seen, tuple(hanging))
+    return Verdict(mutation, "", tuple(hanging))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
-from mutation.copies import PACKAGE, ROOT, Mutation, SourceMoved, mutated, run_tests, survives, write_copy
+from mutation.copies import HANGS, PACKAGE, ROOT, Mutation, SourceMoved, Whole, judge, mutated, run_tests, write_copy
 from mutation.rules import MUTATIONS
 
 OVERLAP = [one for one in MUTATIONS if one.name.startswith("fault")]
@@ -42,9 +43,21 @@ def test_a_mutation_whose_text_is_gone_fails_loudly() -> None:
 @pytest.mark.slow
 def test_the_five_overlap_rules_pass_untouched_and_each_reverted_one_is_noticed(tmp_path: Path) -> None:
     assert len(OVERLAP) == 5
-    code, printed = run_tests(
-        write_copy(tmp_path / "whole", None), tuple(sorted({test for one in OVERLAP for test in one.tests}))
+    whole = Whole(write_copy(tmp_path / "whole", None))
+    for mutation in OVERLAP:
+        assert judge(mutation, tmp_path / mutation.name, whole).word == "noticed"
+
+
+@pytest.mark.slow
+def test_a_test_without_an_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "test_hanging.py").write_text(
+        "import pathlib, subprocess, sys\n"
+        "def test_hangs():\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"    pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n"
+        "    child.wait()\n"
     )
-    assert code == 0, printed
-    for number, mutation in enumerate(OVERLAP):
-        assert not survives(mutation, tmp_path / str(number))
+    code, printed = run_tests(write_copy(tmp_path / "whole", None), (f"{tmp_path}/test_hanging.py",), timeout_s=10)
+    assert (code, printed.splitlines()[-1]) == (HANGS, "no end within 10 s")
+    assert not psutil.pid_exists(int(pid.read_text()))
