@@ -6,6 +6,9 @@ Where it stands in the flow: the text actor asks for the grammar of a request be
 (`text/structured/nursery.py`) that takes one job at a time. The quick lane gives each 0.3 s and the slow one 2 s, so
 nobody waits long behind grammars that mean ill: those meet again in the slow lane. What is known, a refusal too, waits
 for nobody. Both lanes take so many and let nobody wait for longer than some seconds.
+
+Kept is what follows from the grammar and the limits. A child that was killed, for its wall time or from outside, says
+nothing about its grammar: that is tried again, but not at once, or one grammar sent again and again would hold a lane.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import msgspec
@@ -42,95 +46,139 @@ QUICK_CPU_S, SLOW_CPU_S = 0.3, 2.0
 MAX_WAITING = 64  # jobs of a lane
 MAX_WAIT_S = 10.0  # for a job's turn in a lane
 MAX_CACHE_BYTES = 64 << 20
+RETRY_S = 30.0  # after a child was killed: until its grammar is tried again
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """Nothing is known of the grammar: a clause for who asks, who may ask again."""
+
+    why: str
+
+
+Outcome = Answer | Postponed
+
+_TOO_MANY = Postponed("too many wait for theirs to be compiled; try again later")
+_NOT_NOW = Postponed("it can not be compiled now; try again later")
+_KILLED = Postponed("compiling it was broken off, as on a machine that has no time; try again in half a minute")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    outcome: Outcome
+    until_s: float  # on the clock
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        own = len(self.outcome.compiled) + len(self.outcome.fault) if isinstance(self.outcome, Answer) else 0
+        return own + 256
 
 
 class GrammarCompiler:
     """Owned by the text actor, called from its loop."""
 
-    def __init__(self, token_bytes: Sequence[bytes], library: str = "xgrammar") -> None:
-        """token_bytes: of every id what it adds to the text. library: the package without which there is none."""
-        self._token_bytes = token_bytes
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        digest: bytes,
+        tasks: asyncio.TaskGroup,
+        *,
+        lanes: tuple[Lane, Lane] | None = None,
+        library: str = "xgrammar",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """token_bytes: of every id what it adds to the text. digest: their hash. tasks: where compilations live, which
+        nobody may wait for any more. lanes: the quick and the slow one. library: the package without which there is
+        none.
+        """
+        self._digest = digest
+        self._tasks = tasks
         self._installed = find_spec(library) is not None
-        self._quick = _Lane("quick", token_bytes, QUICK_CPU_S)
-        self._slow = _Lane("slow", token_bytes, SLOW_CPU_S)
-        self._cache: OrderedDict[bytes, Answer] = OrderedDict()
+        self._clock = clock
+        self._quick, self._slow = lanes or (
+            Lane("quick", token_bytes, QUICK_CPU_S),
+            Lane("slow", token_bytes, SLOW_CPU_S),
+        )
+        self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
         self._cache_bytes = 0
-        self._under_way: dict[bytes, asyncio.Future[Answer]] = {}
+        self._under_way: dict[bytes, asyncio.Task[Outcome]] = {}
 
     async def compile(self, spec: GrammarSpec, end_ids: Sequence[int]) -> Grammar:
         """end_ids: what ends an answer; not empty.
 
-        Raises InvalidRequest or UnsupportedFeature naming the field of `spec`; EngineUnavailable when too many wait.
+        Raises InvalidRequest or UnsupportedFeature naming the field of `spec`; EngineUnavailable when too many wait, or
+        when a compilation was broken off.
         """
         if not self._installed:
             raise UnsupportedFeature(spec.field, "this server has no grammar library: pip install xgrammar")
         key = self._key(spec)
-        answer = self._cached(key)
-        if answer is None:
-            answer = await self._shared(key, spec)
-        if answer.exceeded:
+        outcome = self._known(key) or await self._shared(key, spec)
+        if isinstance(outcome, Postponed):
+            raise EngineUnavailable(f"{spec.field}: {outcome.why}")
+        if outcome.exceeded:
             raise InvalidRequest(spec.field, f"needs more than {SLOW_CPU_S:g} s or {MEMORY_BYTES >> 20} MiB to compile")
-        if answer.fault:
-            raise InvalidRequest(spec.field, answer.fault)
-        return Grammar(key, answer.compiled, pack_tokens(end_ids), spec.json)
+        if outcome.fault:
+            raise InvalidRequest(spec.field, outcome.fault)
+        return Grammar(key, outcome.compiled, pack_tokens(end_ids), spec.json)
 
     def close(self) -> None:
         self._quick.close()
         self._slow.close()
 
-    async def _shared(self, key: bytes, spec: GrammarSpec) -> Answer:
+    async def _shared(self, key: bytes, spec: GrammarSpec) -> Outcome:
         """Those who ask for the same at a time share one job, which goes on when the first of them leaves."""
-        future = self._under_way.get(key)
-        if future is None:
-            future = asyncio.ensure_future(self._compile(key, spec))
-            self._under_way[key] = future
-            future.add_done_callback(lambda done: self._done(key, done))
-        return await asyncio.shield(future)
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._tasks.create_task(self._compile(key, spec))
+            self._under_way[key] = task
+        return await asyncio.shield(task)
 
-    def _done(self, key: bytes, future: asyncio.Future[Answer]) -> None:
-        del self._under_way[key]
-        if not future.cancelled():
-            future.exception()  # told to those who wait, if any still do
+    async def _compile(self, key: bytes, spec: GrammarSpec) -> Outcome:
+        try:
+            outcome = await self._quick.run(spec)
+            if isinstance(outcome, Answer) and outcome.exceeded:
+                outcome = await self._slow.run(spec)
+        except Exception:  # raised here it would end the text actor
+            _log.exception("a grammar could not be compiled")
+            outcome = _NOT_NOW
+        finally:
+            del self._under_way[key]
+        if isinstance(outcome, Postponed):
+            return outcome
+        if outcome.killed:
+            self._keep(key, _Kept(_KILLED, self._clock() + RETRY_S))
+            return _KILLED
+        self._keep(key, _Kept(outcome, math.inf))
+        return outcome
 
-    async def _compile(self, key: bytes, spec: GrammarSpec) -> Answer:
-        answer = await self._quick.run(spec)
-        if answer.exceeded:
-            answer = await self._slow.run(spec)
-        self._keep(key, answer)
-        return answer
+    def _known(self, key: bytes) -> Outcome | None:
+        kept = self._cache.get(key)
+        if kept is None:
+            return None
+        if self._clock() >= kept.until_s:
+            self._drop(key)
+            return None
+        self._cache.move_to_end(key)
+        return kept.outcome
 
-    def _cached(self, key: bytes) -> Answer | None:
-        answer = self._cache.get(key)
-        if answer is not None:
-            self._cache.move_to_end(key)
-        return answer
-
-    def _keep(self, key: bytes, answer: Answer) -> None:
-        self._cache[key] = answer
-        self._cache_bytes += _bytes_of(answer)
+    def _keep(self, key: bytes, kept: _Kept) -> None:
+        self._cache[key] = kept
+        self._cache_bytes += kept.size
         while self._cache_bytes > MAX_CACHE_BYTES:
-            _, gone = self._cache.popitem(last=False)
-            self._cache_bytes -= _bytes_of(gone)
+            self._drop(next(iter(self._cache)))
+
+    def _drop(self, key: bytes) -> None:
+        self._cache_bytes -= self._cache.pop(key).size
 
     def _key(self, spec: GrammarSpec) -> bytes:
         content = f"{spec.kind}\0{spec.source}".encode()
-        return hashlib.blake2b(content, digest_size=16, key=self._vocabulary_digest).digest()
-
-    @cached_property
-    def _vocabulary_digest(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
-        for data in self._token_bytes:
-            digest.update(len(data).to_bytes(4, "little") + data)
-        return digest.digest()
+        return hashlib.blake2b(content, digest_size=16, key=self._digest).digest()
 
 
-def _bytes_of(answer: Answer) -> int:
-    return len(answer.compiled) + len(answer.fault) + 256
-
-
-class _Lane:
+class Lane:
     """One nursery, started on its first job and again when it has ended, and a thread that talks with it."""
 
     def __init__(self, name: str, token_bytes: Sequence[bytes], cpu_s: float) -> None:
@@ -141,10 +189,10 @@ class _Lane:
         self._waiting = 0
         self._closed = False
 
-    async def run(self, spec: GrammarSpec) -> Answer:
-        """Raises EngineUnavailable."""
+    async def run(self, spec: GrammarSpec) -> Outcome:
+        """Waits for its turn."""
         if self._waiting >= MAX_WAITING:
-            raise EngineUnavailable(f"{spec.field}: too many wait for theirs to be compiled; try again later")
+            return _TOO_MANY
         self._waiting += 1
         try:
             latest_s = time.monotonic() + MAX_WAIT_S
@@ -160,16 +208,16 @@ class _Lane:
         self._thread.shutdown(wait=True)
         self._end()
 
-    def _answer(self, spec: GrammarSpec, latest_s: float) -> Answer:
+    def _answer(self, spec: GrammarSpec, latest_s: float) -> Outcome:
         if time.monotonic() > latest_s:
-            raise EngineUnavailable(f"{spec.field}: too many wait for theirs to be compiled; try again later")
+            return _TOO_MANY
         try:
             return self._ask(spec)
         except (OSError, msgspec.DecodeError) as error:
             self._end()
             if not self._closed:
                 _log.error("a grammar could not be compiled: %s", error)
-            raise EngineUnavailable(f"{spec.field}: it can not be compiled now; try again later") from None
+            return _NOT_NOW
 
     def _ask(self, spec: GrammarSpec) -> Answer:
         process = self._process or self._start()

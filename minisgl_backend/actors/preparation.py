@@ -41,7 +41,9 @@ def tokenise_now(checked: Checked, tokenizer: Tokenizer, limits: RequestLimits) 
 class Preparation:
     """Owns the threads and the processes that compile grammars. Called from the loop of the text actor."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        """tasks: what goes on when those who asked for it have left."""
+        self._tasks = tasks
         self._grammars: GrammarCompiler | None = None  # made for the first that is asked for
         self._long = ThreadPoolExecutor(_LONG_THREADS, "minisgl-tokenise")
         self._client_code = ThreadPoolExecutor(_CLIENT_CODE_THREADS, "minisgl-client-template")
@@ -70,7 +72,8 @@ class Preparation:
         if form is None:
             return None
         if self._grammars is None:
-            self._grammars = GrammarCompiler(tokenizer.shown_bytes[: tokenizer.vocab_size])
+            token_bytes = tokenizer.shown_bytes[: tokenizer.vocab_size]
+            self._grammars = GrammarCompiler(token_bytes, tokenizer.shown_digest, self._tasks)
         return await self._grammars.compile(*form)
 
 

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from minisgl_backend.actors.internal import (
@@ -99,26 +100,24 @@ class TextActor:
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
-        self._preparation = Preparation()
+        self._preparation: Preparation | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
-        try:
-            await self._live()
-        finally:
-            self._preparation.close()
+        async with asyncio.TaskGroup() as self._tasks:
+            with closing(Preparation(self._tasks)) as self._preparation:
+                await self._live()
 
     async def _live(self) -> None:
-        async with asyncio.TaskGroup() as self._tasks:
-            while True:
-                self._take(await self._inbox.receive())
-                for _ in range(_MESSAGES_A_FLUSH - 1):
-                    message = self._inbox.receive_nowait()
-                    if message is None:
-                        break
-                    self._take(message)
-                self._flush()
-                await asyncio.sleep(0)  # a full inbox never makes us wait: the loop must turn all the same
+        while True:
+            self._take(await self._inbox.receive())
+            for _ in range(_MESSAGES_A_FLUSH - 1):
+                message = self._inbox.receive_nowait()
+                if message is None:
+                    break
+                self._take(message)
+            self._flush()
+            await asyncio.sleep(0)  # a full inbox never makes us wait: the loop must turn all the same
 
     def _take(self, message: ToText) -> None:
         if isinstance(message, Progress):
@@ -207,6 +206,7 @@ class TextActor:
     async def _prepare(
         self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
     ) -> None:
+        assert self._preparation is not None
         await self._inbox.send(Tokenised(sequence, await self._preparation.prepare(checked, tokenizer, limits)))
 
     def _on_tokenised(self, message: Tokenised) -> None:

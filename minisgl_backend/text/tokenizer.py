@@ -7,6 +7,7 @@ into the engine host and costs seconds. No code of the folder is ever run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +41,7 @@ class Tokenizer:
     special_token_ids: ids that are never shown in text
     all_bytes: per id the bytes of its text, empty for ids without a token; do not change it
     shown_bytes: the same, empty for special ids too
+    shown_digest: 16 bytes, of the shown_bytes of all ids below vocab_size
     strips_first_space: a text on its own loses one leading space (SentencePiece)
     max_token_bytes: no token stands for more bytes of prompt text than this
     """
@@ -59,6 +61,7 @@ class Tokenizer:
         self.all_bytes = [b"" if string is None else decoder.to_bytes(string) for string in strings]
         self.all_bytes += [b""] * (self.vocab_size - len(strings))
         self.shown_bytes = [b"" if i in self.special_token_ids else data for i, data in enumerate(self.all_bytes)]
+        self.shown_digest = vocabulary_digest(self.shown_bytes[: self.vocab_size])
         self._shown_with: dict[tuple[str, ...], list[bytes]] = {}
         longest = max(map(len, self.all_bytes), default=1)
         self.max_token_bytes = max(longest, 1) * (1 if file.normalizer is None else _NORMALIZED_SHRINK)
@@ -187,6 +190,14 @@ class Tokenizer:
     def _joins_exactly(self) -> bool:
         """Whether texts that are encoded apart join without a trace: SentencePiece puts a space before each."""
         return b"".join(self.token_bytes(i) for i in self.encode("|", add_special_tokens=False)) == b"|"
+
+
+def vocabulary_digest(token_bytes: Iterable[bytes]) -> bytes:
+    """16 bytes; hashing a large vocabulary takes some hundredths of a second."""
+    digest = hashlib.blake2b(digest_size=16)
+    for data in token_bytes:
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.digest()
 
 
 def _hidden(

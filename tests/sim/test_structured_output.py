@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +15,16 @@ from typing import Any
 
 import pytest
 
+from fakes.grammar_compiler import grammar_compiler
 from fakes.grammar_walk import random_answers
 from fakes.tiny_model import make_tiny_llama
 from fakes.tokenizers import byte_level_folder
-from minisgl_backend.actors.grammars import GrammarCompiler
+from minisgl_backend.actors.grammars import GrammarCompiler, Lane
 from minisgl_backend.errors import InvalidRequest, RequestError, UnsupportedFeature
 from minisgl_backend.llm import LLM
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.structured.nursery import Answer
 from minisgl_backend.text.structured.spec import read_structured
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -130,8 +134,11 @@ def test_a_retracted_sequence_goes_on_in_its_form_with_the_same_tokens(model: Pa
 
 @pytest.mark.slow
 async def test_hostile_forms_are_refused_in_time_by_name_and_keep_no_honest_one_waiting() -> None:
-    compiler = GrammarCompiler(large_vocabulary())
+    async with grammar_compiler(large_vocabulary()) as compiler:
+        await _refuses_hostile_ones(compiler)
 
+
+async def _refuses_hostile_ones(compiler: GrammarCompiler) -> None:
     async def refused(values: dict[str, Any]) -> str:
         try:
             spec = await asyncio.to_thread(read_structured, values)
@@ -148,29 +155,42 @@ async def test_hostile_forms_are_refused_in_time_by_name_and_keep_no_honest_one_
         await compiler.compile(spec, [2])
         return time.monotonic() - began_s
 
+    began_s = time.monotonic()
+    *words, waited_s = await asyncio.gather(*map(refused, HOSTILE), honest())
+    taken = [str(values)[:80] for values, word in zip(HOSTILE, words, strict=True) if not word]
+    assert not taken
+    for values, word in zip(HOSTILE, words, strict=True):
+        assert word.startswith(next(iter(values))), word
+    assert time.monotonic() - began_s < 60.0
+    assert waited_s < 15.0
+    assert await honest() < 0.1
+
+
+@pytest.mark.slow
+async def test_a_child_that_somebody_kills_leaves_its_process_to_the_next_grammar() -> None:
+    dear, cheap = (read_structured(values) for values in (HOSTILE[0], {"guided_choice": ["yes"]}))
+    assert dear is not None and cheap is not None
+    lane = Lane("tested", large_vocabulary(), 60.0)
     try:
-        began_s = time.monotonic()
-        *words, waited_s = await asyncio.gather(*map(refused, HOSTILE), honest())
-        taken = [str(values)[:80] for values, word in zip(HOSTILE, words, strict=True) if not word]
-        assert not taken
-        for values, word in zip(HOSTILE, words, strict=True):
-            assert word.startswith(next(iter(values))), word
-        assert time.monotonic() - began_s < 60.0
-        assert waited_s < 15.0
-        assert await honest() < 0.1
+        assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]
+        assert lane._process is not None
+        children = Path(f"/proc/{lane._process.pid}/task/{lane._process.pid}/children")
+        answer = asyncio.ensure_future(lane.run(dear))
+        while not (found := children.read_text().split()):
+            await asyncio.sleep(0)
+        os.kill(int(found[0]), signal.SIGKILL)
+        assert await answer == Answer(killed=True)
+        assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]
     finally:
-        compiler.close()
+        lane.close()
 
 
 async def test_a_grammar_that_can_not_be_read_and_one_that_is_sound_share_a_batch(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level_folder(tmp_path))
-    compiler = GrammarCompiler(tokenizer.shown_bytes)
-    try:
-        spec = read_structured({"guided_choice": ["yes"]})
-        assert spec is not None
+    spec = read_structured({"guided_choice": ["yes"]})
+    assert spec is not None
+    async with grammar_compiler(tokenizer.shown_bytes) as compiler:
         sound = await compiler.compile(spec, [2])
-    finally:
-        compiler.close()
     broken = Grammar(b"other", sound.compiled[:-9], sound.end_ids)
     assert random_answers(tokenizer, [broken, sound, broken], 2, 0) == [None, "yes", None]
 
@@ -178,7 +198,6 @@ async def test_a_grammar_that_can_not_be_read_and_one_that_is_sound_share_a_batc
 async def test_without_the_grammar_library_a_form_is_refused_by_name() -> None:
     spec = read_structured({"guided_choice": ["yes"]})
     assert spec is not None
-    compiler = GrammarCompiler([b"a"], library="no_such_library_of_grammars")
-    with pytest.raises(UnsupportedFeature, match=r"^guided_choice: this server has no grammar library"):
-        await compiler.compile(spec, [2])
-    compiler.close()
+    async with grammar_compiler([b"a"], library="no_such_library_of_grammars") as compiler:
+        with pytest.raises(UnsupportedFeature, match=r"^guided_choice: this server has no grammar library"):
+            await compiler.compile(spec, [2])

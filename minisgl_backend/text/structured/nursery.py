@@ -41,11 +41,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Of a job: one of the three."""
+    """Of a job: one of the four. All but the last are a function of the grammar and the limits."""
 
     compiled: bytes = b""  # Grammar.compiled
     fault: str = ""  # what is wrong with the grammar: a clause that follows its name, plain and short
-    exceeded: bool = False  # the child was ended by its limits
+    exceeded: bool = False  # the child was ended by its limits, or by what the grammar made the library do
+    killed: bool = False  # the child was ended after WALL_S, or from outside: nothing is known of the grammar
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
@@ -98,19 +99,31 @@ def _in_child(compiler: Compiler, job: Job) -> Answer:
     os.close(tells)
     os.close(says)
     try:
-        answer, warnings = _collect(pid, told, said)
+        exit_code, answer, warnings = _collect(pid, told, said)
     finally:
         os.close(told)
         os.close(said)
-    if answer is not None and answer.compiled and (warning := _words(warnings)):
+    if exit_code != 0:
+        return answer_of_end(exit_code)
+    found = msgspec.msgpack.decode(answer, type=Answer)
+    if found.compiled and (warning := _words(warnings)):
         return Answer(fault=f"can not be enforced exactly: {warning}")
-    return answer or Answer(exceeded=True)
+    return found
+
+
+def answer_of_end(exit_code: int) -> Answer:
+    """Of a child that did not end by itself and well. exit_code: negative for the signal that ended it."""
+    return Answer(killed=True) if -exit_code in _FROM_OUTSIDE else Answer(exceeded=True)
+
+
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""By us after WALL_S, by a kernel that is out of memory, by an operator. A limit ends with SIGPROF or status 1."""
 
 
 def _limit(cpu_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal ends the process
     whole_s = math.ceil(cpu_s) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
+    resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s + 1))  # at the second the kernel would send SIGKILL
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -130,8 +143,8 @@ def _compile(compiler: Compiler, spec: GrammarSpec, tells: int) -> int:
     return 0
 
 
-def _collect(pid: int, told: int, said: int) -> tuple[Answer | None, bytes]:
-    """Reads both pipes to their ends, or kills the child. None: it was ended by its limits."""
+def _collect(pid: int, told: int, said: int) -> tuple[int, bytes, bytes]:
+    """Reads both pipes to their ends, or kills the child → its exit code, and what came through either."""
     parts: dict[int, list[bytes]] = {told: [], said: []}
     open_pipes, deadline_s = {told, said}, time.monotonic() + WALL_S
     while open_pipes:
@@ -146,9 +159,7 @@ def _collect(pid: int, told: int, said: int) -> tuple[Answer | None, bytes]:
             elif pipe == told or len(parts[pipe]) < 4:
                 parts[pipe].append(data)
     _, status = os.waitpid(pid, 0)
-    if status != 0:
-        return None, b""
-    return msgspec.msgpack.decode(b"".join(parts[told]), type=Answer), b"".join(parts[said])
+    return os.waitstatus_to_exitcode(status), b"".join(parts[told]), b"".join(parts[said])
 
 
 _PLACE = re.compile(r"\[[\d:]+\] [\w./]*?\.(?:cc|h):\d+: (?:Check failed: \(.*?\) is false: )?(?:Warning: )?")
