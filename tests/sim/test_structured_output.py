@@ -166,6 +166,14 @@ async def _refuses_hostile_ones(compiler: GrammarCompiler) -> None:
     assert await honest() < 0.1
 
 
+def kill_child_of(pid: int) -> None:
+    """As soon as there is one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    while not (found := children.read_text().split()):
+        pass
+    os.kill(int(found[0]), signal.SIGKILL)
+
+
 @pytest.mark.slow
 async def test_a_child_that_somebody_kills_leaves_its_process_to_the_next_grammar() -> None:
     dear, cheap = (read_structured(values) for values in (HOSTILE[0], {"guided_choice": ["yes"]}))
@@ -174,12 +182,9 @@ async def test_a_child_that_somebody_kills_leaves_its_process_to_the_next_gramma
     try:
         assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]
         assert lane._process is not None
-        children = Path(f"/proc/{lane._process.pid}/task/{lane._process.pid}/children")
-        answer = asyncio.ensure_future(lane.run(dear))
-        while not (found := children.read_text().split()):
-            await asyncio.sleep(0)
-        os.kill(int(found[0]), signal.SIGKILL)
-        assert await answer == Answer(killed=True)
+        killed = asyncio.create_task(asyncio.to_thread(kill_child_of, lane._process.pid))
+        assert await lane.run(dear) == Answer(killed=True)
+        await killed
         assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]
     finally:
         lane.close()
