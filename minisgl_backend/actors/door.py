@@ -36,6 +36,11 @@ from minisgl_backend.messages.client import (
 from minisgl_backend.messages.codec import Decoder, encode
 
 _FIRST_LEASE_S = 30.0
+"""How long a new host waits for its first holder, unless `lease_s` is longer. A link connects within milliseconds of
+the start; only `minisgl serve` starts a host before there is a holder, and tritonserver comes to its model after some
+two seconds, or more where a GPU's driver or other models come first. Too early an end costs time and nothing else,
+since the model then starts a host itself. An unclaimed host (its `minisgl serve` was killed) holds its memory so long.
+"""
 _TELL_AGAIN_S = 0.5
 _LINGER_MS = 500
 _LEASE_ENDED = Health(EngineState.STOPPING, "this lease has ended; take a new one")

@@ -69,8 +69,11 @@ class Placement:
     lines: tuple[str, ...]  # what was decided, for the operator
 
 
-def place(machine: Machine, *, threads: int = 0, cpu_cores: str = "", ranks: int = 1) -> Placement:
-    """threads, cpu_cores: the settings. ranks: workers on this machine.
+def place(
+    machine: Machine, *, threads: int = 0, cpu_cores: str = "", ranks: int = 1, inline: bool = False
+) -> Placement:
+    """threads, cpu_cores: the settings. ranks: workers on this machine. inline: they run in the host's process, whose
+    environment, and so how threads wait, is not ours to choose.
 
     By default nobody is pinned: the kernel knows who else computes here (a second engine, other models of Triton), we
     do not. Hyperthreads of one core share what a matrix product needs, so they count as one. A quota is kept to: more
@@ -84,7 +87,8 @@ def place(machine: Machine, *, threads: int = 0, cpu_cores: str = "", ranks: int
         workers = [_pinned(share, machine.quota_cores / ranks, threads) for share in shares]
     else:
         workers = [_free(machine, ranks, threads)] * ranks
-    lines = (f"worker-{rank}: {_describe(worker, machine)}" for rank, worker in enumerate(workers))
+    how = "in the host's process" if inline else ""
+    lines = (f"worker-{rank}: {_describe(worker, machine, how)}" for rank, worker in enumerate(workers))
     return Placement(tuple(workers), tuple(lines))
 
 
@@ -144,13 +148,15 @@ def _cores(cpus: Sequence[Cpu]) -> int:
     return max(len({(cpu.package, cpu.core) for cpu in cpus}), 1)
 
 
-def _describe(worker: WorkerPlace, machine: Machine) -> str:
+def _describe(worker: WorkerPlace, machine: Machine, how: str) -> str:
+    """how: told instead of how the threads wait for one another."""
     cores = _count(_cores(machine.cpus), "core")
     where = f"pinned to CPUs {cpu_list(worker.cpus)}" if worker.cpus else f"on any of {cores}"
     if math.isfinite(machine.quota_cores):
         where += f" with a quota of {machine.quota_cores:g}"
-    waits = "looking for one another a moment before they sleep" if worker.spin_rounds else "sleeping while they wait"
-    return f"{_count(worker.threads, 'thread')} {where}" + (f", {waits}" if worker.threads > 1 else "")
+    if not how and worker.threads > 1:
+        how = "looking for one another a moment before they sleep" if worker.spin_rounds else "sleeping while they wait"
+    return f"{_count(worker.threads, 'thread')} {where}" + (f", {how}" if how else "")
 
 
 def _count(number: int, thing: str) -> str:

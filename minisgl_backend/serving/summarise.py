@@ -194,8 +194,11 @@ class Summariser:
         with shared.changed:
             late = [text for text, began in shared.calls.values() if now > began + limit_s]
             ids = tuple(shared.open) if len(late) == len(self._workers) else tuple(text.id for text in late)
-        for id in ids:
-            self._fail(id, Status.UNAVAILABLE, f"the model {self._settings.model!r} did not answer within {limit_s} s")
+        message = f"the model {self._settings.model!r} did not answer within {limit_s} s"
+        if ended := sum([self._fail(id, Status.UNAVAILABLE, message) for id in ids]):
+            waiting = f"{len(late)} of {len(self._workers)} workers wait for it"
+            texts = f"{ended} text{' was' if ended == 1 else 's were'} ended"
+            self._log.log_error(f"{NAME}: {message}: {waiting}, {texts}")
 
     def close(self) -> None:
         """Fails what is open and waits for the slices being computed, for STOP_S in all."""
@@ -268,12 +271,15 @@ class Summariser:
             elif ready:
                 self._on_outputs([Chunk(text.id, ready, b"")])
 
-    def _fail(self, id: RequestId, status: Status, message: str) -> None:
-        """Ends a text with an error, unless it has ended. Its other parts stop at the end of their slices."""
+    def _fail(self, id: RequestId, status: Status, message: str) -> bool:
+        """Ends a text with an error; False: it has ended already. Its other parts stop at the end of their slices."""
         with self._shared.changed:
-            if (text := self._shared.open.get(id)) is not None:
-                self._forget(text)
-                self._on_outputs([Failed(id, status, message)])
+            text = self._shared.open.get(id)
+            if text is None:
+                return False
+            self._forget(text)
+            self._on_outputs([Failed(id, status, message)])
+            return True
 
     def _forget(self, text: _Text) -> None:
         text.ended = True

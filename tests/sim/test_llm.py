@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -168,6 +170,18 @@ def test_after_close_everything_says_so(tiny_llama: Path) -> None:
         llm.generate("the")
     with pytest.raises(RequestCancelled):
         llm.stats()
+
+
+def test_the_log_tells_how_a_worker_within_this_process_computes(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with LLM(tiny_llama, device="fake", executor="inline", threads=3):
+        pass
+    told = [
+        line for line in caplog.messages if re.search(r"worker-0: 3 threads on any of .*, in the host's process", line)
+    ]
+    assert len(told) == 2, "at the start, and again when it is ready"
 
 
 def test_a_wrong_model_raises_with_its_sentence(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from minisgl_backend.actors.executors.group import Executor, Say
 from minisgl_backend.actors.executors.inline import InlineExecutor, Rank
 from minisgl_backend.actors.executors.process import ProcessExecutor
@@ -23,13 +25,17 @@ from minisgl_backend.worker.runner import StepRunner
 
 def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
     """folder: of the model. Raises StartError: it is one we do not run, or a wrong setting."""
-    placement = place(read_machine(), threads=config.threads, cpu_cores=config.cpu_cores)
+    inline = config.executor == "inline"
+    placement = place(read_machine(), threads=config.threads, cpu_cores=config.cpu_cores, inline=inline)
     context_tokens = context_limit(config, folder)
     trace_file = begin_trace(config.step_trace)
-    if config.executor == "process":
+    if not inline:
         return ProcessExecutor(config, folder, context_tokens, run_dir, placement)
     return InlineExecutor(
-        _inline_rank(config, folder), lambda pages: make_scheduler(config, pages, context_tokens), trace_file
+        _inline_rank(msgspec.structs.replace(config, threads=placement.workers[0].threads), folder),
+        lambda pages: make_scheduler(config, pages, context_tokens),
+        trace_file,
+        placement.lines,
     )
 
 

@@ -41,10 +41,13 @@ class InlineExecutor:
         build_rank: Callable[[Say], Rank],
         make_scheduler: Callable[[int], Scheduler],
         trace_file: Path | None = None,
+        placement: tuple[str, ...] = (),
     ) -> None:
+        """placement: how the worker computes, a line each (device/placement.py)."""
         self._build_rank = build_rank
         self._make_scheduler = make_scheduler
         self._trace_file = trace_file
+        self._placement = placement
 
     @asynccontextmanager
     async def open(self, generation: int, deliver: Deliver, say: Say) -> AsyncIterator[Group]:
@@ -53,6 +56,8 @@ class InlineExecutor:
         def say_here(line: str) -> None:
             loop.call_soon_threadsafe(say, line)
 
+        for line in self._placement:
+            say(line)
         try:
             rank = await asyncio.to_thread(self._build_rank, say_here)
         except StartError as error:
@@ -80,7 +85,7 @@ class InlineExecutor:
                 tasks.create_task(_member("scheduler", scheduler.run()))
                 tasks.create_task(_member("worker-0", worker.run()))
                 tasks.create_task(forward())
-                yield Group(scheduler_box, rank.num_pages, ())
+                yield Group(scheduler_box, rank.num_pages, (), self._placement)
         except BaseExceptionGroup as errors:
             raise first_death(errors) or errors from None
         finally:

@@ -13,6 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from fakes.virtual_time import VirtualTimeLoop, run_virtually
 from minisgl_backend.actors.connection import Connection
 from minisgl_backend.actors.door import Door
 from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, ToText
@@ -96,6 +97,23 @@ async def test_a_goodbye_ends_the_lease_and_the_door_is_deserted(run_dir: Path) 
             connection.put(Goodbye())
             assert await inbox.receive() == HolderGone(hello.holder)
             await door.deserted.wait()
+
+
+@pytest.mark.parametrize(("lease_s", "expected_s"), [(0.0, 30.0), (10.0, 30.0), (600.0, 600.0)])
+def test_a_door_that_nobody_ever_comes_to_is_deserted_after_half_a_minute_or_a_longer_lease(
+    run_dir: Path, lease_s: float, expected_s: float
+) -> None:
+    loop = VirtualTimeLoop()
+
+    async def deserted_at() -> float:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        door = Door(context, run_dir / "door", LocalMailbox(1), lease_s)
+        await door.deserted.wait()
+        door.close()
+        context.term()
+        return loop.time()
+
+    assert run_virtually(loop, deserted_at()) == expected_s
 
 
 async def test_a_door_in_use_does_not_retire_and_an_unused_one_does(run_dir: Path) -> None:

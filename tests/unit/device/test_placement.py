@@ -137,6 +137,7 @@ def test_lists_of_cpus_are_written_as_linux_does() -> None:
         (machine(2), {"threads": 2}, "worker-0: 2 threads on any of 2 cores, sleeping while they wait"),
         (machine(8), {}, "worker-0: 7 threads on any of 8 cores, looking for one another a moment before they sleep"),
         (machine(2, quota=1.5), {}, "worker-0: 1 thread on any of 2 cores with a quota of 1.5"),
+        (machine(8), {"inline": True}, "worker-0: 7 threads on any of 8 cores, in the host's process"),
         (LARGE, {"cpu_cores": "0-3,8"}, "worker-0: 5 threads pinned to CPUs 0-3,8, sleeping while they wait"),
     ],
 )

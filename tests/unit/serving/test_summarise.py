@@ -232,9 +232,14 @@ def test_a_call_that_takes_too_long_fails_its_text_and_no_other() -> None:
     rig.summariser.end_late(time.monotonic() + 59)
     rig.ask(2, "two")
     assert isinstance(rig.outputs.wait_end(2), Finished), "nobody was late"
+    assert rig.log.lines == []
     rig.summariser.end_late(time.monotonic() + 61)
     end = rig.outputs.wait_end(1)
     assert end == Failed(RequestId(1), Status.UNAVAILABLE, "the model 'minisgl' did not answer within 60 s")
+    rig.summariser.end_late(time.monotonic() + 62)
+    assert rig.log.lines == [
+        "error summarise: the model 'minisgl' did not answer within 60 s: 1 of 2 workers wait for it, 1 text was ended"
+    ], "and the log says so once"
     rig.model.release("one")
     rig.summariser.close()
 
