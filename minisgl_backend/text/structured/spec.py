@@ -80,6 +80,7 @@ def _choice(field: str, value: Any) -> GrammarSpec:
         raise InvalidRequest(field, f"must be a list of 1 to {MAX_ENUM_VALUES} strings, got {shown(choices)}")
     if not all(text(field, choice) for choice in choices):
         raise InvalidRequest(field, "must hold no empty string")
+    _bounded(field, _json(field, list(choices)))
     ways = " | ".join(_ebnf_string(choice) for choice in dict.fromkeys(choices))
     return GrammarSpec("ebnf", _bounded(field, f"root ::= {ways}", 4), field)
 

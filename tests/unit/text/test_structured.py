@@ -81,6 +81,7 @@ def test_what_asks_for_no_form_is_none(values: dict[str, Any]) -> None:
         ({"guided_choice": [""]}, "guided_choice"),
         ({"guided_choice": [str(i) for i in range(MAX_ENUM_VALUES + 1)]}, "guided_choice"),
         ({"guided_choice": ["\ud800"]}, "guided_choice"),
+        ({"guided_choice": ["x" * MAX_SOURCE_BYTES]}, "guided_choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "[" * 100_000}, "guided_json"),
         ({"guided_json": {"const": float("nan")}}, "guided_json"),
