@@ -5,7 +5,6 @@ folder of its own, ended whatever happens.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 import psutil
 
 from minisgl_backend.actors.connection import inspect
+from minisgl_backend.actors.parent_death import signal_at_parents_end
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE
 from minisgl_backend.messages.client import Stats
 
@@ -113,7 +113,7 @@ def serving(
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, RUNTIME_VARIABLE: str(runtime)},
-        preexec_fn=_die_with_us,
+        preexec_fn=signal_at_parents_end(signal.SIGTERM),
     )
     server = Server(process, runtime, [])
     reader = threading.Thread(target=_read, args=(process, server.lines), daemon=True)
@@ -133,10 +133,6 @@ def serving(
 def _written(value: Any) -> str:
     """A setting's value as `--set` reads it: JSON, or else a plain string."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _die_with_us() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
 
 
 def free_ports() -> list[str]:

@@ -5,7 +5,6 @@ python -m load.peers.run_llamacpp LLAMA_SERVER GGUF_FILE DTYPE STREAMS CONTEXT_T
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import json
 import os
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from load.peers.line import Prompts, Ready, Stream, run, serve
+from minisgl_backend.actors.parent_death import signal_at_parents_end
 
 _KV_TYPES = {"fp32": "f32", "bf16": "bf16"}  # others: f16, its default
 _START_S = 120.0
@@ -52,7 +52,7 @@ def server(program: str, *options: str) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [program, "--host", "127.0.0.1", "--port", str(port), *options]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_us)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=signal_at_parents_end(signal.SIGTERM))
     try:
         deadline = time.monotonic() + _START_S
         while not _is_ready(port):
@@ -122,10 +122,6 @@ def _is_ready(port: int) -> bool:
 
 def _why(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def _die_with_us() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Started only by actors/executors/process.py, whose handshake it answers. Prints 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
@@ -20,6 +19,7 @@ import zmq.asyncio
 
 from minisgl_backend.actors.executors.build import make_scheduler, token_bytes_of
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
+from minisgl_backend.actors.parent_death import die_with
 from minisgl_backend.actors.rundir import memory_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
 from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRACK, StepTrace
@@ -32,15 +32,6 @@ from minisgl_backend.messages.plan import BatchPlan, StepResult
 
 if TYPE_CHECKING:
     from minisgl_backend.worker.runner import StepRunner
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent ends, however it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before we asked
-        os._exit(1)
 
 
 async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asyncio.Context, host: _Host) -> None:

@@ -7,7 +7,6 @@ kernel sends it SIGTERM when we die, however we die.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from minisgl_backend.actors.parent_death import signal_at_parents_end
 
 
 class Interrupts:
@@ -53,7 +52,6 @@ class ServerProcess:
     """A running tritonserver. `on_line` gets each line of its output, on a thread of ours."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], on_line: Callable[[str], None]) -> None:
-        libc = ctypes.CDLL(None)
         self._process = subprocess.Popen(
             command,
             env=dict(environment),
@@ -63,7 +61,7 @@ class ServerProcess:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=signal_at_parents_end(signal.SIGTERM),
         )
         self._on_line = on_line
         self._reader = threading.Thread(target=self._read, name="tritonserver-log", daemon=True)
