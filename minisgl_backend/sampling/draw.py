@@ -40,7 +40,7 @@ def draw_tokens(
     plain = parameters.take(np.arange(len(positions)))
     plain.temperature[changed] = 0.0  # of these only whether they are finite is asked
     tokens = sample_tokens(logits, plain, positions)
-    for rows in blocks(changed, logits.shape[1]):
+    for rows in blocks(changed, max(logits.shape[1], 0 if rules is None else rules.width)):
         index = torch.from_numpy(rows).to(logits.device)
         own = logits[index].float()
         drawn = sample_tokens(_change(own, rows, rules, masks), parameters.take(rows), positions[rows])

@@ -35,7 +35,7 @@ class SlotRules:
     penalties: tuple[float, float, float]  # presence, frequency, repetition
     bias_ids: Tensor
     biases: Tensor  # float64
-    allowed_ids: Tensor
+    forbidden: Tensor | None  # bool [vocab]: all but the allowed tokens; None: all are allowed
     bad_ids: Tensor  # [words]
     before: Tensor
     before_word: Tensor
@@ -89,6 +89,11 @@ class StepRules:
     slots: Rows
     positions: Rows  # of the token to be drawn: so many are known
     output_starts: Rows
+
+    @property
+    def width(self) -> int:
+        """What penalties work on beside a row's logits: so many tokens, as many as its longest neighbour has."""
+        return max((int(self.positions[row]) for row in self._those(lambda rules: rules.penalise)), default=0)
 
     def within(self, rows: Rows) -> StepRules:
         """Of a block of rows (ascending) those that have rules, numbered by their places in the block."""
@@ -161,12 +166,11 @@ class StepRules:
         logits[rows[:, None], ids] = _held_finite(old, new)
 
     def _keep_allowed(self, logits: Tensor) -> None:
-        ids = self._pairs([rules.allowed_ids for rules in self.rules], logits.device)
-        if ids is None:
-            return
-        values = logits[ids.rows, ids.ids]
-        logits[torch.from_numpy(self.rows[self._those(lambda rules: len(rules.allowed_ids) > 0)])] = -torch.inf
-        logits[ids.rows, ids.ids] = values
+        which = self._those(lambda rules: rules.forbidden is not None)
+        if len(which):
+            rows = torch.from_numpy(self.rows[which]).to(logits.device)
+            forbidden = torch.stack([rules.forbidden for rules in self.rules if rules.forbidden is not None])
+            logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def _held(self, device: torch.device) -> _Pairs | None:
         early = self.positions - self.output_starts
@@ -253,12 +257,14 @@ def _prepare(rules: TokenRules, vocab: int, device: torch.device) -> SlotRules:
         for number, word in enumerate(words)
         for place, token in enumerate(word[:-1])
     ]
-    held = ids(rules.held_ids)
+    held, allowed = ids(rules.held_ids), ids(rules.allowed_ids)
     return SlotRules(
         penalties=(rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty),
         bias_ids=ids(rules.bias_ids),
         biases=torch.tensor(rules.biases, dtype=torch.float64, device=device),
-        allowed_ids=ids(rules.allowed_ids),
+        forbidden=torch.ones(vocab, dtype=torch.bool, device=device).index_fill_(0, allowed, False)
+        if len(allowed)
+        else None,
         bad_ids=column([word[-1] for word in words]),
         before=column([token for token, _, _ in before]),
         before_word=column([number for _, number, _ in before]),

@@ -50,9 +50,9 @@ def sample_tokens(logits: Tensor, parameters: SamplingColumns, positions: Rows) 
     return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
-def blocks(rows: Rows, vocab: int) -> list[Rows]:
-    """rows in their order, cut so that the logits of a block stay within a fixed size."""
-    size = max(_BLOCK_ELEMENTS // vocab, 1)
+def blocks(rows: Rows, width: int) -> list[Rows]:
+    """rows in their order, cut so that a block stays within a fixed size. width: of a row: logits, or what is more."""
+    size = max(_BLOCK_ELEMENTS // width, 1)
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 

@@ -5,6 +5,8 @@ For the warm-up, and for measuring what the largest step takes. Pure.
 
 from __future__ import annotations
 
+import msgspec
+
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant
 from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
@@ -12,6 +14,7 @@ from minisgl_backend.messages.tokens import pack_tokens
 
 _CHUNK_TOKENS = 16
 _ONE = pack_tokens([0])
+_RULES = TokenRules(0.1, 0.1, 1.1, _ONE, (0.1,), _ONE, (_ONE, _ONE * 2), 1 << 30, _ONE)
 _EVERYTHING = Sampling(
     temperature=1.0,
     top_k=40,
@@ -21,8 +24,19 @@ _EVERYTHING = Sampling(
     min_p=0.01,
     logprobs=1,
     prompt_logprobs=1,
-    rules=TokenRules(0.1, 0.1, 1.1, _ONE, (0.1,), _ONE, (_ONE, _ONE * 2), 1 << 30, _ONE),
+    rules=_RULES,
 )
+
+
+def _dearest(vocab: int) -> Sampling:
+    """What takes most memory of all that sampling can be asked for: penalties over the whole context, a mask of its own
+    for each slot, and a distribution so flat that top_p keeps more than the best few and all tokens are sorted.
+
+    A grammar's masks take less than the sort.
+    """
+    rules = msgspec.structs.replace(_RULES, allowed_ids=pack_tokens(range(vocab)))
+    return msgspec.structs.replace(_EVERYTHING, temperature=100.0, top_k=0, min_p=1e-9, logprobs=20, rules=rules)
+
 
 _Row = tuple[int, int, int, int]  # slot, start, length, sample
 
@@ -49,14 +63,15 @@ def warm_up_plans(
 
 
 def largest_plan(
-    max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int
+    max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int, vocab: int
 ) -> BatchPlan:
     """A step as large as a plan can be: every slot at the end of its context, all decoding but one, whose chunk takes
-    what is left of the budget.
+    what is left of the budget; each asks of sampling what takes most.
     """
+    sampling = _dearest(vocab)
     known = context_tokens - 1
     prompt = pack_tokens([0] * known)
-    admissions = tuple(Admission(SlotId(slot), prompt, _EVERYTHING) for slot in range(max_running))
+    admissions = tuple(Admission(SlotId(slot), prompt, sampling) for slot in range(max_running))
     rows: list[_Row] = [(slot, known - 1, 1, 1) for slot in range(max_running - 1)]
     chunk = min(token_budget - len(rows), known)
     rows.append((max_running - 1, known - chunk, chunk, 1))

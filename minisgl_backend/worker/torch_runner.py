@@ -93,7 +93,7 @@ class TorchRunner:
 
     def run_largest(self) -> None:
         """The largest step there can be, on the scratch page. Before the first plan; the state is then undefined."""
-        self._step(largest_plan(*self._scratch_shape()))
+        self._step(largest_plan(*self._scratch_shape(), self._model.spec.vocab_size))
 
     def close(self) -> None:
         self._device.synchronize()

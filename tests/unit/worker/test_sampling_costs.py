@@ -4,13 +4,15 @@ row that asks for something adds work for itself alone. Counted, not timed.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fakes.plans import Planner
@@ -20,6 +22,7 @@ from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.sampling import sampler
 from minisgl_backend.worker.build import build_runner
+from minisgl_backend.worker.scratch_plans import largest_plan
 from minisgl_backend.worker.torch_runner import TorchRunner
 
 VOCAB = 320
@@ -53,18 +56,23 @@ def _bytes(value: Any) -> int:
 
 
 class Watched:
-    """A model, after whose forward the operations are counted."""
+    """A model that says when there are logits."""
 
-    def __init__(self, model: Any, ops: Ops) -> None:
+    def __init__(self, model: Any, then: Callable[[], None]) -> None:
         self._model = model
-        self._ops = ops
+        self._then = then
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def forward(self, *inputs: Any) -> Tensor:
         logits = self._model.forward(*inputs)
-        self._ops.seen.clear()
+        self._then()
+        return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits = self._model.head(hidden)
+        self._then()
         return logits
 
 
@@ -90,7 +98,7 @@ def decode(runner: TorchRunner, samplings: list[Sampling]) -> list[tuple[str, in
     rows = [(slot, 99) for slot in range(len(samplings))]
     planner.apply(runner.run(planner.plan(rows)))
     model, ops = runner._model, Ops()
-    runner._model = Watched(model, ops)  # type: ignore[assignment]
+    runner._model = Watched(model, ops.seen.clear)  # type: ignore[assignment]
     with ops:
         planner.apply(runner.run(planner.plan(rows)))
     runner._model = model
@@ -176,3 +184,80 @@ def test_a_step_without_prompt_logprobs_has_logits_of_sampled_rows_alone_and_one
     heads.clear()
     runner.run(planner.plan([(1, 99)]))
     assert heads == [16, 16, 7, 1]
+
+
+FULL = {
+    "plain": GREEDY,
+    "drawn": Sampling(100.0, 0, 1.0, 1, 0),
+    "filtered": Sampling(1.0, 9, 0.9, 1, 0, 0.1),
+    "flat": Sampling(100.0, 0, 0.99, 1, 0),
+    "logprobs": Sampling(0.0, 0, 1.0, 1, 0, logprobs=20, prompt_logprobs=20),
+    "penalties": Sampling(0.0, 0, 1.0, 1, 0, rules=TokenRules(0.5, 0.5, 1.2)),
+    "allowed": Sampling(0.0, 0, 1.0, 1, 0, rules=TokenRules(allowed_ids=pack_tokens(range(1500)))),
+    "all": Sampling(100.0, 0, 0.99, 1, 0, 0.0, logprobs=20, rules=TokenRules(0.5, 0.5, 1.2)),
+}
+"""Asked for by every slot at the end of its context."""
+
+
+@pytest.fixture(scope="module", params=[100, 3000])
+def wide(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """More tokens than the sampler looks at before it sorts them all; a context of fewer, and of more."""
+    folder = tmp_path_factory.mktemp("wide")
+    return write_random_llama(folder, vocab_size=1600, max_position_embeddings=request.param)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", FULL)
+def test_whatever_all_slots_ask_for_takes_no_more_memory_than_the_step_by_which_the_pool_was_sized(
+    asked: str, wide: Path
+) -> None:
+    settings = {"device": "cpu", "max_running": 6, "threads": 1, "token_budget": 64, "kv_bytes": 1 << 24}
+    peaks = []
+    for sampling in (None, FULL[asked]):
+        runner = build_runner(resolve_config(settings), wide)
+        assert isinstance(runner, TorchRunner)
+        plan = largest_plan(*runner._scratch_shape(), vocab=1600)
+        if sampling is not None:
+            own = tuple(msgspec.structs.replace(one, sampling=sampling) for one in plan.admissions)
+            plan = msgspec.structs.replace(plan, admissions=own)
+        held = Held()
+        runner._model = Watched(runner._model, held.begin)  # type: ignore[assignment]
+        with held:
+            runner.run(plan)
+        peaks.append(held.peak_bytes)
+        runner.close()
+    assert peaks[1] <= peaks[0]
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that results of operations held at a time, beyond what they held at the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._bytes = 0
+        self._live: set[int] = set()
+
+    def begin(self) -> None:
+        self.peak_bytes = self._bytes = 0
+        self._live.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor.untyped_storage())
+        return result
+
+    def _hold(self, storage: UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._live:
+            self._live.add(key)
+            self._bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
+            weakref.finalize(storage, self._release, key, size)
+
+    def _release(self, key: int, size: int) -> None:
+        if key in self._live:
+            self._live.remove(key)
+            self._bytes -= size

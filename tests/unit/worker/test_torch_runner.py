@@ -162,7 +162,7 @@ def test_a_sequence_may_fill_its_context_to_the_last_token(folder: Path) -> None
 def test_the_largest_plan_fills_budget_and_context_as_far_as_slots_go(
     max_running: int, budget: int, context: int
 ) -> None:
-    plan = largest_plan(max_running, context, budget, page_size=1, scratch_page=0)
+    plan = largest_plan(max_running, context, budget, page_size=1, scratch_page=0, vocab=9)
     assert plan.row_slots == tuple(range(max_running))
     ends = [start + length for start, length in zip(plan.row_starts, plan.row_lengths, strict=True)]
     assert ends == [context - 1] * max_running
