@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,6 +23,9 @@ from minisgl_backend.config import resolve_config
 from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.sampling import sampler
+from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.rules import RuleBook
 from minisgl_backend.worker.build import build_runner
 from minisgl_backend.worker.scratch_plans import largest_plan
 from minisgl_backend.worker.torch_runner import TorchRunner
@@ -261,3 +266,34 @@ class Held(TorchDispatchMode):
         if key in self._live:
             self._live.remove(key)
             self._bytes -= size
+
+
+def test_what_penalties_work_on_is_cut_by_the_tokens_of_a_row_where_they_are_more_than_its_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots, context, vocab, most = 12, 512, 12, 3 * 512
+    chance = np.random.default_rng(4)
+    tokens = torch.from_numpy(chance.integers(0, vocab, (slots, context), dtype=np.int32))
+    starts, positions = np.full(slots, 5), np.arange(context - slots, context)
+    book = RuleBook(tokens, starts, vocab)
+    for slot in range(slots):
+        book.put(slot, TokenRules(presence_penalty=0.5, frequency_penalty=0.01 * slot, repetition_penalty=1.2))
+    logits = torch.from_numpy(chance.normal(size=(slots, vocab)).astype(np.float32))
+    rules = book.of(np.arange(slots), positions)
+    whole = draw_tokens(logits, SamplingColumns.greedy(slots), positions, rules)
+    monkeypatch.setattr(sampler, "_BLOCK_ELEMENTS", most)
+    with Largest() as seen:
+        assert draw_tokens(logits, SamplingColumns.greedy(slots), positions, rules).equal(whole)
+    assert 2 * (context - slots) < seen.elements <= most
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor that an operation gave."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and not str(func).startswith("aten.slice"):  # a view
+            self.elements = max(self.elements, result.numel())
+        return result
