@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "default",
@@ -23,5 +23,10 @@ settings.register_profile(
     derandomize=False,
     deadline=None,
     print_blob=True,
+)
+settings.register_profile(
+    "mutation",  # tests/mutation: that a test fails is enough, and minutes of searching for the least failure are not
+    parent=settings.get_profile("default"),
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -76,8 +76,7 @@ def run_tests(copy: Path, tests: tuple[str, ...], timeout_s: float = 600) -> tup
     """
     mark = uuid.uuid4().hex
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join((str(copy), str(ROOT / "client"))))
-    environment[_MARK] = mark
-    environment.pop("HYPOTHESIS_PROFILE", None)
+    environment |= {_MARK: mark, "HYPOTHESIS_PROFILE": "mutation"}
     arguments = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *tests]
     command = [sys.executable, "-P", "-c", _RUN, str(copy), *arguments]
     with tempfile.TemporaryFile() as printed:  # a pipe would be held open by whoever outlives the tests
