@@ -11,7 +11,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -20,6 +20,7 @@ help:
 	@echo "make format        write the format and the safe lint fixes"
 	@echo "make fuzz          property tests with many more examples and 10,000 random cancels, over an hour (ARGS='-k cancels' for a part)"
 	@echo "make mutation      reverts each rule of scheduler and running engine and shows that its test fails (ARGS='rule-9')"
+	@echo "make depth-0       all tests with \`overlap\` off where they do not choose it themselves (ARGS='tests/sim')"
 	@echo "make soak          minutes of load on the real model"
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
@@ -66,6 +67,9 @@ fuzz: $(STAMP)
 
 mutation: $(STAMP)
 	$(BIN)/python -m tests.mutation $(ARGS)
+
+depth-0: $(STAMP) fetch
+	$(BIN)/python -m tests.mutation.depth_0 -m "not gpu and not soak" $(ARGS)
 
 soak: $(STAMP) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,16 +70,31 @@ def write_copy(target: Path, mutation: Mutation | None, source: Path = ROOT) -> 
     return target
 
 
+def seeing(copy: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """A run of pytest that imports the package from `copy`, as do the processes it starts: command and environment."""
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        _RUN,
+        str(copy),
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(ROOT),
+        *arguments,
+    ]
+    return command, dict(os.environ, PYTHONPATH=os.pathsep.join((str(copy), str(ROOT / "client"))))
+
+
 def run_tests(copy: Path, tests: tuple[str, ...], timeout_s: float = 600) -> tuple[int, str]:
     """Runs `tests` against the copy: pytest's exit code (0 passed, 1 failed; HANGS: no end) and what it printed.
 
     Whatever they started has ended when this returns: a reverted rule may leave an engine that nobody ends.
     """
     mark = uuid.uuid4().hex
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join((str(copy), str(ROOT / "client"))))
+    command, environment = seeing(copy, ("-q", "-x", "--no-header", *tests))
     environment |= {_MARK: mark, "HYPOTHESIS_PROFILE": "mutation"}
-    arguments = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *tests]
-    command = [sys.executable, "-P", "-c", _RUN, str(copy), *arguments]
     with tempfile.TemporaryFile() as printed:  # a pipe would be held open by whoever outlives the tests
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.STDOUT)
         try:

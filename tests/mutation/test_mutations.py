@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from mutation.copies import HANGS, PACKAGE, ROOT, Mutation, SourceMoved, Whole, judge, mutated, run_tests, write_copy
+from mutation.depth_0 import DEPTH_0
 from mutation.rules import MUTATIONS
 
 OVERLAP = [one for one in MUTATIONS if one.name.startswith("fault")]
@@ -17,7 +18,7 @@ def by_name(mutation: Mutation) -> str:
     return mutation.name
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=by_name)
+@pytest.mark.parametrize("mutation", (*MUTATIONS, DEPTH_0), ids=by_name)
 def test_the_text_that_a_mutation_replaces_stands_once_in_the_package(mutation: Mutation) -> None:
     mutated(mutation, (ROOT / PACKAGE / mutation.file).read_text())
 
