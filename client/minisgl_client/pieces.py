@@ -96,13 +96,14 @@ class Answer:
     cumulative_logprob: float | None = None
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Answer:
-        """Of the pieces of a whole answer, in their order."""
+    def of(cls, pieces: Sequence[Piece], *, stopped: str | None = None) -> Answer:
+        """Of the pieces of a whole answer, in their order. stopped: the reason of one that was left before its end."""
         first = _joined([_first_sample(piece) for piece in pieces])
-        assert first.finish_reason is not None, "a reception lets no answer end without"
+        reason = first.finish_reason if stopped is None else stopped
+        assert reason is not None, "a reception lets no answer end without"
         return cls(
             text=first.text,
-            finish_reason=first.finish_reason,
+            finish_reason=reason,
             output_ids=first.output_ids,
             usage=total([piece.usage for piece in pieces]),
             logprobs=first.logprobs,
@@ -138,7 +139,7 @@ def _first_sample(piece: Piece) -> Sample:
 
 
 def _joined(deltas: Sequence[Sample]) -> Sample:
-    last = deltas[-1]
+    last = deltas[-1] if deltas else Sample("", None, None, None)
     return Sample(
         text="".join(delta.text for delta in deltas),
         finish_reason=last.finish_reason,

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from minisgl_client.commands.asking import Show, add_options, fields_of, show_for
+from minisgl_client.commands.asking import Show, add_options, fields_of, refuse_several, show_for
 from minisgl_client.errors import ClientError, RequestRefused
 
 
@@ -38,6 +38,8 @@ def _answer(arguments: argparse.Namespace, show: Show) -> None:
     from minisgl_client.client import Client
 
     fields = fields_of(arguments)
+    if not arguments.json:
+        refuse_several(fields, "more than one answer is shown with --json only")
     prompt = _read() if arguments.prompt == "-" else arguments.prompt
     if arguments.messages:
         fields["messages"], prompt = _messages(prompt), None

@@ -179,6 +179,77 @@ def test_generate_ends_when_nobody_reads_it_any_more(server: InferenceServer) ->
     assert server.cancelled.acquire(timeout=PATIENCE_S)
 
 
+def parsed(text: str, reasoning: str, *calls: dict[str, Any], reason: str = "None") -> Any:
+    """A response of an answer that is parsed; with a reason the last."""
+    outputs: dict[str, Any] = {"reasoning_output": [reasoning], "tool_calls": [json.dumps(calls)]}
+    return response(final=reason != "None", text_output=[text], finish_reason=[reason], **outputs)
+
+
+CALLS = says(
+    parsed("", "It is a city. "),
+    parsed("Let me see.", "Look!", {"index": 0, "name": "weather", "arguments": '{"city"'}),
+    parsed(
+        "", "", {"index": 0, "arguments": ': "Paris"}'}, {"index": 1, "name": "clock", "arguments": ""}, reason="stop"
+    ),
+)
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> str:
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(TOOLS))
+    return str(path)
+
+
+def test_generate_shows_reasoning_and_calls_beside_the_text(server: InferenceServer, tools: str) -> None:
+    server.script = CALLS
+    chat = json.dumps([turn("user", "How warm?")])
+    done = minisgl("generate", "--url", server.url, "--messages", "--tools", tools, chat)
+    assert (done.returncode, done.stdout) == (0, "Let me see.\n")
+    assert done.stderr == 'It is a city. Look!\ncall: weather {"city": "Paris"}\ncall: clock \n'
+    sent = inputs_of(server.requests[0])
+    assert json.loads(sent["tools"]) == TOOLS and sent["parse_output"]
+    minisgl("generate", "--url", server.url, "--messages", "--parse-output", chat)
+    assert inputs_of(server.requests[1]).keys() == {"messages", "parse_output", "stream"}
+
+
+def test_events_tell_all_that_was_asked_for(server: InferenceServer, tools: str) -> None:
+    server.script = CALLS
+    chat = json.dumps([turn("user", "How warm?")])
+    done = minisgl("generate", "--url", server.url, "--json", "--messages", "--tools", tools, chat)
+    first, second, _, answer = events(done.stdout)
+    assert first["reasoning"] == "It is a city. " and "tool_calls" not in first and "samples" not in first
+    assert second["tool_calls"] == [{"index": 0, "name": "weather", "arguments": '{"city"'}]
+    assert (answer["text"], answer["reasoning"]) == ("Let me see.", "It is a city. Look!")
+    assert [call["arguments"] for call in answer["tool_calls"]] == ['{"city": "Paris"}', ""]
+
+
+def test_events_tell_of_logprobs_and_of_every_answer(server: InferenceServer) -> None:
+    told = json.dumps([{"7": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}])
+    one = {"num_output_tokens": [1, 1], "output_ids": [7, 7], "logprobs": [told, told]}
+    server.script = says(response(final=True, text_output=["a", "b"], finish_reason=["stop", "length"], **one))
+    done = minisgl("generate", "--url", server.url, "--json", "--set", "n=2", "--set", "logprobs=0", "x")
+    answer = events(done.stdout)[-1]
+    assert [sample["text"] for sample in answer["samples"]] == ["a", "b"]
+    assert answer["logprobs"][0]["7"]["logprob"] == -0.5 and answer["output_ids"] == [7]
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_more_answers_than_are_shown_are_refused(server: InferenceServer, command: str) -> None:
+    done = minisgl(command, "--url", server.url, "--set", "n=2", stdin="x\n")
+    assert (done.returncode, server.requests) == (2, []) and f"minisgl {command}: n: " in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_tools_that_are_no_json_are_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "tools.json"
+    if text is not None:
+        path.write_text(text)
+    done = minisgl("generate", "--tools", str(path), "x")
+    assert done.returncode == 2 and "--tools" in done.stderr and "Traceback" not in done.stderr
+
+
 # ── chat ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -287,3 +358,41 @@ def test_a_person_may_try_again_after_an_error(server: InferenceServer) -> None:
         person.process.send_signal(signal.SIGTERM)
         assert person.end() == 130
     assert chats(server)[1] == [turn("user", "two")]
+
+
+def test_a_chat_asks_for_the_results_of_calls_and_goes_on_with_the_last(server: InferenceServer, tools: str) -> None:
+    server.script = CALLS
+    options = ("--url", server.url, "--tools", tools)
+    with terminal("chat", *options) as person:
+        person.read_until("> ")
+        person.type("How warm is it?\n")
+        person.read_until("result of weather> ")
+        person.type("21 degrees\n")
+        person.read_until("result of clock> ")
+        server.script = pieces("Warm.")
+        person.type("noon\n")
+        person.read_until("Warm.\r\n> ")
+        person.type("Thanks\n")
+        person.read_until("Warm.\r\n> ")
+        person.type(CTRL_D)
+        assert person.end() == 0
+    calls = [
+        {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}},
+        {"type": "function", "function": {"name": "clock", "arguments": ""}},
+    ]
+    history = [
+        turn("user", "How warm is it?"),
+        {**turn("assistant", "Let me see."), "tool_calls": calls},
+        {"role": "tool", "name": "weather", "content": "21 degrees"},
+        {"role": "tool", "name": "clock", "content": "noon"},
+    ]
+    assert chats(server)[1:] == [history, [*history, turn("assistant", "Warm."), turn("user", "Thanks")]]
+
+
+def test_a_call_that_was_cut_and_reasoning_are_no_part_of_a_conversation(server: InferenceServer, tools: str) -> None:
+    server.script = says(
+        parsed("Well.", "Hm.", {"index": 0, "name": "weather", "arguments": '{"city'}, reason="length")
+    )
+    done = minisgl("chat", "--url", server.url, "--tools", tools, stdin="one\ntwo\n")
+    assert done.returncode == 0 and "cut off" in done.stderr
+    assert chats(server)[1] == [turn("user", "one"), turn("assistant", "Well."), turn("user", "two")]
