@@ -15,7 +15,6 @@ import logging
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from minisgl_backend.actors.internal import (
     EngineDown,
@@ -30,7 +29,9 @@ from minisgl_backend.actors.internal import (
     ToText,
 )
 from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
+from minisgl_backend.actors.open_request import OpenRequest
 from minisgl_backend.actors.preparation import Preparation, is_long, tokenise_now
+from minisgl_backend.actors.stats import NO_GAUGES, stats_of
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
 from minisgl_backend.messages.client import (
@@ -49,7 +50,7 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
 from minisgl_backend.messages.ids import RequestId, SequenceId
-from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.limits import RequestLimits, limits_of
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.record import Record
@@ -60,22 +61,6 @@ _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request without its terminal answer. `record` is None while its prompt is being tokenised.
-
-    Its n answers are the sequences with the ids `sequence` … `sequence` + n - 1.
-    """
-
-    holder: HolderId
-    request: RequestId
-    sequence: SequenceId
-    arrived_s: float  # monotonic
-    num_samples: int = 1
-    record: Record | None = None
-    tokenising: asyncio.Task[None] | None = None  # beside the loop
 
 
 class TextActor:
@@ -92,9 +77,10 @@ class TextActor:
         self._engine: EngineUp | None = None
         self._health = Health(EngineState.STARTING, "starting")
         self._holders: dict[HolderId, None] = {}  # in order of arrival
-        self._open: dict[SequenceId, _Open] = {}  # by each sequence
+        self._open: dict[SequenceId, OpenRequest] = {}  # by each sequence
         self._by_request: dict[tuple[HolderId, RequestId], SequenceId] = {}
         self._touched: dict[SequenceId, None] = {}  # records with something to say, in order
+        self._behind: dict[SequenceId, None] = {}  # records with something to write, the next one first
         self._outputs: dict[HolderId, list[Output]] = {}
         self._inspectors: list[HolderId] = []
         self._next_sequence = 1
@@ -110,12 +96,14 @@ class TextActor:
 
     async def _live(self) -> None:
         while True:
-            self._take(await self._inbox.receive())
+            if not self._behind:
+                self._take(await self._inbox.receive())
             for _ in range(_MESSAGES_A_FLUSH - 1):
                 message = self._inbox.receive_nowait()
                 if message is None:
                     break
                 self._take(message)
+            self._write_some()
             self._flush()
             await asyncio.sleep(0)  # a full inbox never makes us wait: the loop must turn all the same
 
@@ -163,7 +151,7 @@ class TextActor:
             return
         sequence = SequenceId(self._next_sequence)
         self._next_sequence += 1
-        self._open[sequence] = _Open(holder, request.id, sequence, time.monotonic())
+        self._open[sequence] = OpenRequest(holder, request.id, sequence, time.monotonic())
         self._by_request[holder, request.id] = sequence
         try:
             limits, tokenizer = self._admit()
@@ -196,11 +184,11 @@ class TextActor:
         if len(self._open) > limits.sequences:
             raise QueueFull("the queue is full; try again later")
 
-    def _add_samples(self, entry: _Open, n: int) -> None:
+    def _add_samples(self, entry: OpenRequest, n: int) -> None:
         """The request's other sequences: they count against the queue's limit, too."""
         entry.num_samples = n
         self._next_sequence = entry.sequence + n
-        for id in _sequences(entry):
+        for id in entry.sequences:
             self._open[id] = entry
 
     async def _prepare(
@@ -224,7 +212,7 @@ class TextActor:
         entry = self._open[id]
         assert self._tokenizer is not None
         entry.record = Record(entry.request, accepted, self._tokenizer, entry.arrived_s)
-        for index, sequence in enumerate(_sequences(entry)):
+        for index, sequence in enumerate(entry.sequences):
             if not self._tell_scheduler(accepted.sequence(sequence, entry.arrived_s, index)):
                 self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
                 return
@@ -270,10 +258,27 @@ class TextActor:
             entry = self._open.get(told.id)
             if entry is not None and entry.record is not None:
                 entry.record.on_prompt_logprobs(told.logprobs)
+                self._behind[entry.sequence] = None
         for told in progress.logprobs:
             entry = self._open.get(told.id)
             if entry is not None and entry.record is not None:
                 entry.record.on_logprobs(told.logprobs, told.id - entry.sequence)
+
+    def _write_some(self) -> None:
+        """One record a turn, in turn: others' messages come between."""
+        id = next(iter(self._behind), None)
+        if id is None:
+            return
+        del self._behind[id]
+        entry = self._open.get(id)
+        if entry is None or entry.record is None:  # ended meanwhile
+            return
+        try:
+            entry.record.write_some()
+        except Exception:
+            self._fault(id)
+            return
+        (self._behind if entry.record.is_behind else self._touched)[id] = None
 
     def _flush(self) -> None:
         """Sends what the records have to say: one message per holder."""
@@ -309,13 +314,13 @@ class TextActor:
         self._outputs.setdefault(entry.holder, []).append(Failed(entry.request, status, message))
         self._close(entry)
         if entry.record is not None:
-            for sequence in _sequences(entry):
+            for sequence in entry.sequences:
                 self._tell_scheduler(Abort(sequence))
 
-    def _close(self, entry: _Open) -> None:
+    def _close(self, entry: OpenRequest) -> None:
         if entry.tokenising is not None:
             entry.tokenising.cancel()  # what still waits for a thread never gets one
-        for id in _sequences(entry):
+        for id in entry.sequences:
             self._open.pop(id, None)
         del self._by_request[entry.holder, entry.request]
 
@@ -340,20 +345,9 @@ class TextActor:
         if self._engine is None or self._tokenizer is None:
             return
         pool_tokens = self._engine.pool_tokens
-        reasoning, tools = parser_names(
-            self._config.reasoning_parser, self._config.tool_parser, self._tokenizer.template_source
-        )
-        self._limits = RequestLimits(
-            context_tokens=self._context_tokens,
-            pool_tokens=pool_tokens,
-            allow_client_template=self._config.allow_client_template,
-            allow_control_tokens=self._config.allow_control_tokens,
-            priorities=self._config.policy == "priority",
-            sequences=self._config.queue_limit + self._config.max_running,
-            reasoning_parser=reasoning,
-            tool_parser=tools,
-            defaults=self._defaults,
-        )
+        template = self._tokenizer.template_source
+        parsers = parser_names(self._config.reasoning_parser, self._config.tool_parser, template)
+        self._limits = limits_of(self._config, self._context_tokens, pool_tokens, parsers, self._defaults)
         start = f", {self._engine.start}" if self._engine.start else ""
         self._become(Health(EngineState.READY, f"ready: {pool_tokens} tokens of KV{start}"))
 
@@ -362,7 +356,7 @@ class TextActor:
         for id in list(self._by_request.values()):
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
         for holder in self._inspectors:
-            self._front.deliver(holder, self._stats(None))
+            self._front.deliver(holder, self._stats(NO_GAUGES))
         self._inspectors.clear()
         if self._health.state is not EngineState.FAILED:
             self._become(Health(EngineState.RESTARTING, "the engine died"))
@@ -385,7 +379,7 @@ class TextActor:
 
     def _on_inspect(self, holder: HolderId) -> None:
         if self._engine is None:
-            self._front.deliver(holder, self._stats(None))
+            self._front.deliver(holder, self._stats(NO_GAUGES))
         else:
             self._inspectors.append(holder)
             self._tell_scheduler(Probe())
@@ -394,27 +388,6 @@ class TextActor:
         if self._inspectors:
             self._front.deliver(self._inspectors.pop(0), self._stats(gauges))
 
-    def _stats(self, gauges: Gauges | None) -> Stats:
-        known = gauges or Gauges(0, 0, 0, 0, 0, 0, 0)
-        return Stats(
-            state=self._health.state,
-            open_requests=len(self._by_request),
-            waiting=known.waiting,
-            running=known.running,
-            free_slots=known.free_slots,
-            total_slots=known.total_slots,
-            free_pages=known.free_pages + known.evictable_pages,
-            total_pages=known.total_pages,
-            steps=known.steps,
-            restarts=max(0, self._starts - 1),
-            pids=self._engine.pids if self._engine is not None else (),
-            cached_pages=known.cached_pages,
-            matched_pages=known.matched_pages,
-            evicted_pages=known.evicted_pages,
-            retractions=known.retractions,
-        )
-
-
-def _sequences(entry: _Open) -> list[SequenceId]:
-    """Of its answers, in their order."""
-    return [SequenceId(entry.sequence + index) for index in range(entry.num_samples)]
+    def _stats(self, gauges: Gauges) -> Stats:
+        pids = self._engine.pids if self._engine is not None else ()
+        return stats_of(self._health.state, gauges, len(self._by_request), max(0, self._starts - 1), pids)

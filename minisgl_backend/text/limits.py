@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl_backend.config import EngineConfig
 from minisgl_backend.text.parameters import SamplingParams
 
 
@@ -38,3 +39,21 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     def bound(self) -> str:
         """Which of the two is the smaller, in words."""
         return "context" if self.context_tokens <= self.pool_tokens else "KV pool"
+
+
+def limits_of(
+    config: EngineConfig, context_tokens: int, pool_tokens: int, parsers: tuple[str, str], defaults: SamplingParams
+) -> RequestLimits:
+    """Of an engine that is up. parsers: of reasoning and of tools (`text/parsing.py`)."""
+    reasoning, tools = parsers
+    return RequestLimits(
+        context_tokens=context_tokens,
+        pool_tokens=pool_tokens,
+        allow_client_template=config.allow_client_template,
+        allow_control_tokens=config.allow_control_tokens,
+        priorities=config.policy == "priority",
+        sequences=config.queue_limit + config.max_running,
+        reasoning_parser=reasoning,
+        tool_parser=tools,
+        defaults=defaults,
+    )

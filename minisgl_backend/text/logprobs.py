@@ -1,7 +1,8 @@
 """Logprobs as the worker tells them → the JSON that a client reads.
 
-Where it stands in the flow: `text/sample.py` and `text/record.py` keep rows until they are sent. The JSON is made here
-once and handed on as bytes, through every process to the client.
+Where it stands in the flow: `text/sample.py` and `text/prompt_logprobs.py` have each token written here as it comes,
+and keep the bytes until they are sent: so nobody waits for the JSON of many at once. It is handed on as it is,
+through every process to the client.
 
 A token that is no whole character has no exact text: `decoded_token` then shows U+FFFD in place of what is missing,
 and the entry has a member more, `bytes`, which is exact.
@@ -48,11 +49,17 @@ def rows(told: Logprobs) -> list[Row]:
     ]
 
 
-def to_json(tokens: Iterable[Row | None], tokenizer: Tokenizer) -> bytes:
-    """A list with an object per token, token id → Entry: the best ones and the token itself, which comes first. None
-    becomes null.
-    """
-    return msgspec.json.encode([None if row is None else _entries(row, tokenizer) for row in tokens])
+def row_json(row: Row, tokenizer: Tokenizer) -> bytes:
+    """An object, token id → Entry: the token itself, which comes first, and the best ones."""
+    return _encoder.encode(_entries(row, tokenizer))
+
+
+def joined(tokens: Iterable[bytes]) -> bytes:
+    """The list of what `row_json` gave of each."""
+    return b"[" + b",".join(tokens) + b"]"
+
+
+_encoder = msgspec.json.Encoder()
 
 
 def own_logprob(row: Row) -> float:

@@ -44,6 +44,7 @@ MAX_SEED = 2**63 - 1
 MAX_STOP_TOKEN_IDS = 256  # the scheduler looks every token up in them
 MAX_N = 128  # sequences of one request
 MAX_LOGPROBS = 20  # beside the token itself
+MAX_PROMPT_LOGPROBS = 1 << 18  # tokens of a prompt, each with the best ones beside it: 20 MB of JSON
 MAX_PENALTY = 2.0  # of presence and frequency, either way
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0  # beyond them logits leave what fp16 can hold
 MAX_BIAS = 100.0
@@ -80,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool = False  # cut behind the stop string, show the stop token
     ignore_eos: bool = False  # go on past end-of-sequence tokens, not past stop_token_ids
     logprobs: int | None = None  # 0 … 20: of each token, and of so many of the best; None: not told
-    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens; at most 2**18 in all, theirs and the best
     skip_special_tokens: bool = True  # in the text of the answer
     spaces_between_special_tokens: bool = True  # of no effect: the decoders taken here put none
     truncate_prompt_tokens: int | None = None  # keep so many of the prompt's last tokens; -1: as many as fit

@@ -22,8 +22,8 @@ from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
-from minisgl_backend.text.logprobs import Row, rows, to_json
 from minisgl_backend.text.parsing import OutputReader
+from minisgl_backend.text.prompt_logprobs import PromptWriter
 from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.sample import Sample
 from minisgl_backend.text.stops import StopFinder, StopStrings
@@ -39,12 +39,10 @@ class Record:
         "_input_tokens",
         "_live",
         "_prompt_ids",
-        "_prompt_rows",
+        "_prompt_logprobs",
         "_samples",
         "_started",
         "_stream",
-        "_tell_prompt",
-        "_tokenizer",
         "closed",
         "request_id",
     )
@@ -55,20 +53,24 @@ class Record:
         self._arrived_s: float | None = arrived_s  # None: told with the Started
         self.closed = False  # the terminal output was taken
         self._stream = accepted.stream
-        self._tokenizer = tokenizer
         self._input_tokens = accepted.num_input_tokens
         self._prompt_ids = accepted.prompt_ids if accepted.return_token_ids else b""
         self._samples = _samples(accepted, tokenizer)
         self._live = dict.fromkeys(range(accepted.num_samples))  # answers that the scheduler has not let go
         self._started: Started | None = None  # told by the scheduler, and not taken yet
-        self._tell_prompt = accepted.tell_prompt_logprobs
-        self._prompt_rows: dict[int, Row] = {}  # by position, until they are all there
+        tells_prompt = accepted.tell_prompt_logprobs
+        self._prompt_logprobs = PromptWriter(self._input_tokens, tokenizer) if tells_prompt else None  # None: or told
         self._error: RequestError | None = None
 
     @property
     def ended(self) -> bool:
         """Nothing can change the answer any more."""
         return self._error is not None or all(sample.reason is not None for sample in self._samples)
+
+    @property
+    def is_behind(self) -> bool:
+        """There is something to write (`write_some`). The pieces of the answers wait for it."""
+        return self._error is None and self._prompt_logprobs is not None and self._prompt_logprobs.is_behind
 
     def on_started(self, event: engine.Started, now_s: float) -> None:
         """The first token is here, of one of the answers. Ignored once ended, as tokens are."""
@@ -86,8 +88,13 @@ class Record:
 
     def on_prompt_logprobs(self, told: Logprobs) -> None:
         """Of some of the prompt's tokens; after a retraction they may come again. Before the first token."""
-        if self._tell_prompt:
-            self._prompt_rows.update(enumerate(rows(told), told.position))
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.add(told)
+
+    def write_some(self) -> None:
+        """Two milliseconds of work, while it is behind."""
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs.write_some()
 
     def on_logprobs(self, told: Logprobs, index: int = 0) -> None:
         """Of the tokens of an answer that come next."""
@@ -145,8 +152,11 @@ class Record:
         if self._error is not None:
             self.closed = True
             return [*outputs, Failed(self.request_id, self._error.status, str(self._error))]
-        if self._tell_prompt and len(self._prompt_rows) >= self._input_tokens - 1 and self._samples[0].num_tokens:
-            outputs.append(self._take_prompt_logprobs())
+        if self.is_behind:
+            return outputs
+        if self._prompt_logprobs is not None and self._prompt_logprobs.is_complete and self._samples[0].num_tokens:
+            outputs.append(PromptLogprobs(self.request_id, self._prompt_logprobs.take()))
+            self._prompt_logprobs = None
         if self._stream or self.ended:
             outputs += [self._output(index) for index, sample in enumerate(self._samples) if sample.has_news]
         return outputs
@@ -169,11 +179,6 @@ class Record:
             reasoning=chunk.reasoning,
             tool_calls=chunk.tool_calls,
         )
-
-    def _take_prompt_logprobs(self) -> PromptLogprobs:
-        told, self._prompt_rows, self._tell_prompt = self._prompt_rows, {}, False
-        each = (told.get(position) for position in range(self._input_tokens))
-        return PromptLogprobs(self.request_id, to_json(each, self._tokenizer))
 
 
 def _samples(accepted: Accepted, tokenizer: Tokenizer) -> list[Sample]:

@@ -27,6 +27,7 @@ from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
 from minisgl_backend.text.parsing import Parsing, check_parsing, resolve_parsing
 from minisgl_backend.text.prompt import Prompt, PromptTokens, TextPrompt, encode_prompt, kept_tokens, read_prompt
+from minisgl_backend.text.prompt_logprobs import refuse_many
 from minisgl_backend.text.sample import Reading
 from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
 from minisgl_backend.text.structured.spec import STRUCTURED_FIELDS, GrammarSpec, read_structured
@@ -146,6 +147,7 @@ def tokenise(
     """
     params = checked.params
     prompt = encode_prompt(checked.prompt, tokenizer, limits, kept_tokens(params, limits))
+    refuse_many(params.prompt_logprobs, count_tokens(prompt.ids))
     seed = draw_seed() if params.seed is None else params.seed
     ends = _ends(params, tokenizer)
     rules = token_rules(params, tokenizer, ends)

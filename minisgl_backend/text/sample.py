@@ -21,7 +21,7 @@ from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.detokenizer import Detokenizer
-from minisgl_backend.text.logprobs import Row, own_logprob, rows, to_json
+from minisgl_backend.text.logprobs import Row, joined, own_logprob, row_json, rows
 from minisgl_backend.text.parsing import OutputReader
 from minisgl_backend.text.stops import StopFinder
 from minisgl_backend.text.tokenizer import Tokenizer
@@ -45,9 +45,10 @@ class Sample:
         "_eager",
         "_finder",
         "_fresh",
+        "_logprob",
+        "_logprobs",
         "_reader",
         "_reading",
-        "_rows",
         "_text",
         "_tokenizer",
         "_told",
@@ -78,7 +79,8 @@ class Sample:
         self._text = prefix  # not taken yet
         self._fresh: array[int] = array("i")  # tokens not taken yet; without a finder not read yet either
         self._told: deque[Row] = deque()  # of tokens that have not come yet
-        self._rows: list[Row] = []  # of the fresh tokens
+        self._logprob = 0.0  # sum of those of the fresh tokens, where they are computed
+        self._logprobs: list[bytes] = []  # JSON of each of the fresh tokens, where the client reads it
 
     @property
     def has_news(self) -> bool:
@@ -117,20 +119,21 @@ class Sample:
             if self.reason is not None:
                 text += self._detokenizer.finish()
         self.taken = self.reason is not None
-        reasoning, calls, logprobs, logprob = "", b"", b"", 0.0
+        reasoning, calls = "", b""
         if self._reader is not None:
             parsed = self._reader.read(text, last=self.taken)
             text, reasoning, calls = parsed.content, parsed.reasoning, parsed.tool_calls
-        if self._reading.computes_logprobs:
-            told, self._rows = self._rows, []
-            logprobs = to_json(told, self._tokenizer) if self._reading.tells_logprobs else b""
-            logprob = sum(map(own_logprob, told))
+        logprobs = joined(self._logprobs) if self._reading.tells_logprobs else b""
+        logprob, self._logprob, self._logprobs = self._logprob, 0.0, []
         return Chunk(request, text, pack_tokens(fresh), index, self.reason, logprobs, logprob, reasoning, calls)
 
     def _read(self, token: int) -> None:
         """What can not wait until the piece is taken."""
         if self._reading.computes_logprobs:
-            self._rows.append(self._told.popleft())
+            row = self._told.popleft()
+            self._logprob += own_logprob(row)
+            if self._reading.tells_logprobs:
+                self._logprobs.append(row_json(row, self._tokenizer))
         if self._finder is None or not self._is_shown(token):
             return
         may_stop = self.num_tokens > self._reading.min_tokens

@@ -7,11 +7,22 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from fakes.engine import FakeEngine, fake_engine
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Chunk, EngineState, Failed, Finished, FinishReason, Started
+from minisgl_backend.messages.client import (
+    Chunk,
+    EngineState,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    Started,
+)
 from minisgl_backend.messages.plan import BatchPlan
 from minisgl_backend.messages.tokens import unpack_tokens
+from minisgl_backend.text import prompt_logprobs
 
 
 def pieces(outputs: list[object], index: int) -> list[Chunk | Finished]:
@@ -127,6 +138,30 @@ async def test_logprobs_come_with_their_tokens_and_those_of_the_prompt_once(tiny
                 own = [int(next(iter(entry))) for entry in json.loads(piece.logprobs)]
                 assert own == list(unpack_tokens(piece.tokens))
         await holder.idle()
+
+
+async def test_while_a_prompts_logprobs_are_written_others_are_answered_and_a_cancel_is_taken(
+    tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice for each token: a hundred turns of the loop, in which the others' whole answers come."""
+    monkeypatch.setattr(prompt_logprobs, "SLICE_ENTRIES", 1)
+    prompt = "the cat " * 40
+    async with fake_engine(tiny_llama, overlap=overlap, token_budget=1024) as engine:
+        holder = engine.holder()
+        asking, cancelled = (holder.request(prompt, max_tokens=3, prompt_logprobs=20) for _ in range(2))
+        other = holder.request("a dog", max_tokens=3)
+        await holder.answer(other)
+        assert engine.text is not None and len(engine.text._behind) == 2
+        holder.cancel(cancelled)
+        end = await holder.answer(cancelled)
+        assert isinstance(end, Failed) and end.status is Status.CANCELLED
+        for id in (asking, cancelled):
+            assert not any(isinstance(output, PromptLogprobs | Chunk) for output in holder.outputs[id])
+        await holder.answer(asking)
+        kinds = [type(output) for output in holder.outputs[asking]]
+        assert kinds[:2] == [Started, PromptLogprobs] and kinds.count(PromptLogprobs) == 1
+        await holder.idle()
+        assert not engine.text._behind
 
 
 async def test_a_generation_config_that_no_request_could_have_fails_the_start_unless_it_is_set_aside(

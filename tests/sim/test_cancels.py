@@ -117,7 +117,9 @@ async def at_rest(engine: FakeEngine, holder: Holder) -> int:
     assert gauges.free_pages + gauges.cached_pages == gauges.total_pages
     assert gauges.evictable_pages == gauges.cached_pages, "pages are locked by nobody"
     assert text is not None
-    assert not (text._open or text._by_request or text._touched or text._outputs), "the text actor keeps requests"
+    assert not (text._open or text._by_request or text._touched or text._behind or text._outputs), (
+        "the text actor keeps requests"
+    )
     assert engine.inbox.receive_nowait() is None
     gc.collect()
     alive = [one for one in gc.get_objects() if type(one) in (Record, SequenceState)]  # isinstance wakes lazy modules

@@ -360,6 +360,7 @@ def test_prompt_logprobs_are_told_once_with_a_null_for_the_first_token(byte_leve
     rows = [((q,), (-0.5 * number,), number) for number in (1, 2, 3)]
     r.on_prompt_logprobs(told(1, rows[:1]))
     r.on_prompt_logprobs(told(2, rows[1:]))
+    r.write_some()
     assert r.take_outputs() == []
     r.on_token(q)
     first, chunk = r.take_outputs()
