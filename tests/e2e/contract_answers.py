@@ -156,6 +156,7 @@ GOOD = [
     good(
         "only the end of a prompt",
         {"return_num_input_tokens": True, **sampled(truncate_prompt_tokens=1)},
+        prompt=":",  # of "say:", as the model saw it
         told={"num_input_tokens": [1]},
     ),
     good("past the end", sampled(ignore_eos=True, max_tokens=5), reason="length"),
