@@ -62,8 +62,12 @@ def mutated(mutation: Mutation, source: str) -> str:
 
 
 def write_copy(target: Path, mutation: Mutation | None, source: Path = ROOT) -> Path:
-    """The package of `source` below `target`, with `mutation`; returns the folder to put into PYTHONPATH."""
-    shutil.copytree(source / PACKAGE, target / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    """The package of `source` below `target`, with `mutation`; returns the folder to put into PYTHONPATH.
+
+    Beside it the model repository, where `minisgl serve` looks for it.
+    """
+    for folder in (PACKAGE, "model_repository"):
+        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
     if mutation is not None:
         path = target / PACKAGE / mutation.file
         path.write_text(mutated(mutation, path.read_text()))
@@ -84,7 +88,7 @@ def seeing(copy: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, s
         str(ROOT),
         *arguments,
     ]
-    return command, dict(os.environ, PYTHONPATH=os.pathsep.join((str(copy), str(ROOT / "client"))))
+    return command, dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (copy, ROOT / "client", ROOT))))
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], timeout_s: float = 600) -> tuple[int, str]:
