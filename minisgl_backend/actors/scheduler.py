@@ -1,6 +1,6 @@
 """The scheduler actor: drives the pure scheduler.
 
-    text ── Sequence, Abort, Probe ──►  inbox  ◄── StepResult ── worker 0
+    text ── Sequence, Samples, Abort, Probe ──►  inbox  ◄── StepResult ── worker 0
     text ◄── Progress, Gauges ──  (this)  ── BatchPlan ──► every worker
 
 All decisions are in scheduler/; here is only the order of things: take every message that has come, plan, hand the
@@ -20,13 +20,14 @@ from collections.abc import Sequence as Seq
 from minisgl_backend.actors.mailbox import Inbox, Outlet
 from minisgl_backend.actors.step_trace import NO_TRACE, StepTrace
 from minisgl_backend.messages.control import Begin, Halt
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, SchedulerToText, Sequence
+from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, Samples, SchedulerToText, Sequence
 from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.scheduler.samples import sequences_of
 from minisgl_backend.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-ToScheduler = Sequence | Abort | Probe | StepResult | Begin | Halt
+ToScheduler = Sequence | Samples | Abort | Probe | StepResult | Begin | Halt
 
 
 class SchedulerActor:
@@ -92,6 +93,9 @@ class SchedulerActor:
             self._trace.span("apply", now, time.monotonic(), step=message.step, more_to_do=more)
         elif isinstance(message, Sequence):
             self._report(self._scheduler.add(message, time.monotonic()))
+        elif isinstance(message, Samples):
+            for sequence in sequences_of(message):
+                self._report(self._scheduler.add(sequence, time.monotonic()))
         elif isinstance(message, Abort):
             self._report(self._scheduler.abort(message.id))
         elif isinstance(message, Probe):

@@ -1,7 +1,7 @@
 """The text actor: owns every open request from its arrival to its one terminal answer.
 
-    holder ── Request, Cancel ──►  (this)  ── Sequence, Abort ──►  scheduler
-    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges ──  scheduler
+    holder ── Request, Cancel ──►  (this)  ── Sequence, Samples, Abort ──►  scheduler
+    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges ──────────  scheduler
 
 Texts become tokens here and tokens become text (text/). A request ends for the first of these reasons: the scheduler
 says so (end token, length), its holder cancels or is gone, the engine dies. The record is then closed and answered;
@@ -212,10 +212,8 @@ class TextActor:
         entry = self._open[id]
         assert self._tokenizer is not None
         entry.record = Record(entry.request, accepted, self._tokenizer, entry.arrived_s)
-        for index, sequence in enumerate(entry.sequences):
-            if not self._tell_scheduler(accepted.sequence(sequence, entry.arrived_s, index)):
-                self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
-                return
+        if not self._tell_scheduler(accepted.sequences(entry.sequence, entry.arrived_s)):
+            self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
 
     def _tell_scheduler(self, message: TextToScheduler) -> bool:
         """The mailbox is far larger than the queue limit: it refuses only when the scheduler is stuck or gone."""

@@ -1,6 +1,6 @@
 """Between the text actor and the scheduler actor.
 
-text ── Sequence, Abort, Probe ──►  scheduler
+text ── Sequence, Samples, Abort, Probe ──►  scheduler
 text ◄── Progress, Gauges ────────  scheduler
 """
 
@@ -36,6 +36,13 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
     priority: int = 0  # smaller runs earlier, under the policy `priority`
     deadline_s: float | None = None  # monotonic clock of this machine; None: none
     cache_salt: bytes = b""  # cached prefixes are shared only under the same salt
+
+
+class Samples(msgspec.Struct, frozen=True, array_like=True, tag="samples"):
+    """Several answers to one prompt: sequences that differ in their ids and sample indices, each the next number."""
+
+    first: Sequence
+    count: int  # ≥ 2
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -102,5 +109,5 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     retractions: int = 0  # since the start
 
 
-TextToScheduler = Sequence | Abort | Probe
+TextToScheduler = Sequence | Samples | Abort | Probe
 SchedulerToText = Progress | Gauges

@@ -23,6 +23,9 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
 
     A sequence that was retracted begins again with all its tokens as the prompt. Its first row may start behind pages
     that hold what others have computed.
+
+    Of the admissions of a plan that have the same grammar (by its key) the first says what it is; in the others
+    Grammar.compiled is empty. It may be a megabyte, and n answers to one prompt have the same.
     """
 
     slot: SlotId

@@ -29,7 +29,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """What the output has to match. The worker keeps compiled grammars by their key."""
 
     key: bytes  # a hash of the grammar, of the tokenizer and of all that its compilation depends on
-    compiled: bytes  # as the grammar library serialises it, deflated; its token masks are not in it
+    compiled: bytes  # as the grammar library serialises it, deflated, without token masks; empty: see Admission
     end_ids: bytes  # packed int32, not empty: what may be drawn when the output is whole
     json: bool = False  # the whole output is one JSON text: white space between its parts is bounded
 

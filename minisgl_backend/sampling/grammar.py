@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -94,11 +95,15 @@ class GrammarSlots:
         self._thread.submit(self._load)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """A slot begins a new life, with a grammar or without."""
+        """Each slot begins a new life, with a grammar or without. admissions: all of a plan."""
+        said: dict[bytes, Grammar] = {}  # by key
         for admission in admissions:
             self._slots.pop(admission.slot, None)
             grammar = admission.sampling.grammar
             if grammar is not None:
+                if not grammar.compiled:
+                    grammar = msgspec.structs.replace(grammar, compiled=said[grammar.key].compiled)
+                said[grammar.key] = grammar
                 outputs = unpack_tokens(admission.prompt)[len(admission.prompt) // 4 - admission.num_outputs :]
                 self._slots[admission.slot] = _Slot(grammar, tuple(unpack_tokens(grammar.end_ids)), list(outputs))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from minisgl_backend.messages.plan import Admission, PageGrant
+from minisgl_backend.messages.plan import PageGrant
 from minisgl_backend.scheduler.caution import Caution
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.lives import Lives
@@ -152,7 +152,7 @@ class Planner:
             self._sharing.cancel(state)
             return 0
         lives.admit(state, now)
-        draft.admissions.append(Admission(state.slot, state.tokens, state.sampling, state.known - state.prompt_tokens))
+        draft.admit(state)
         return self._chunk(draft, state, left)
 
     def _fits(self, state: SequenceState) -> bool:

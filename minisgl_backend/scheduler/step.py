@@ -6,6 +6,8 @@ for the workers and the StepInFlight that `Scheduler.apply` reads the result by.
 
 from __future__ import annotations
 
+import msgspec
+
 from minisgl_backend.messages.engine import Told
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import NO_TOKEN, Admission, BatchPlan, PageGrant, StepResult
@@ -67,6 +69,7 @@ class StepDraft:
     __slots__ = (
         "admissions",
         "decode_rows",
+        "grammars",
         "grants",
         "last_state",
         "prompts",
@@ -81,6 +84,7 @@ class StepDraft:
     def __init__(self, step: StepId) -> None:
         self.step = step
         self.admissions: list[Admission] = []
+        self.grammars: set[bytes] = set()  # keys of those that an admission has said
         self.grants: list[PageGrant] = []
         self.row_slots: list[SlotId] = []
         self.row_starts: list[int] = []
@@ -90,6 +94,15 @@ class StepDraft:
         self.prompts: list[SequenceState] = []
         self.decode_rows = 0
         self.last_state: SequenceState | None = None  # of the last row
+
+    def admit(self, state: SequenceState) -> None:
+        """The new life of its slot. What its grammar is was said once if an admission before has the same."""
+        sampling, grammar = state.sampling, state.sampling.grammar
+        if grammar is not None:
+            if grammar.key in self.grammars:
+                sampling = msgspec.structs.replace(sampling, grammar=msgspec.structs.replace(grammar, compiled=b""))
+            self.grammars.add(grammar.key)
+        self.admissions.append(Admission(state.slot, state.tokens, sampling, state.known - state.prompt_tokens))
 
     def chunk(self, state: SequenceState, end: int) -> None:
         """A row for the known tokens up to `end`; it samples when none is left. Counts advance here.

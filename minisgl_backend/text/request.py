@@ -18,7 +18,7 @@ import msgspec
 
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
-from minisgl_backend.messages.engine import Sequence
+from minisgl_backend.messages.engine import Samples, Sequence
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import NO_LOGPROBS, Grammar, Sampling
 from minisgl_backend.messages.tokens import count_tokens, unpack_tokens
@@ -29,7 +29,7 @@ from minisgl_backend.text.parsing import Parsing, check_parsing, resolve_parsing
 from minisgl_backend.text.prompt import Prompt, PromptTokens, TextPrompt, encode_prompt, kept_tokens, read_prompt
 from minisgl_backend.text.prompt_logprobs import refuse_many
 from minisgl_backend.text.sample import Reading
-from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
+from minisgl_backend.text.sampling import check_ids, resolve_sampling, token_rules
 from minisgl_backend.text.structured.spec import STRUCTURED_FIELDS, GrammarSpec, read_structured
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -76,12 +76,19 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     def num_input_tokens(self) -> int:
         return count_tokens(self.prompt_ids)
 
-    def sequence(self, sequence_id: SequenceId, arrived_s: float, index: int = 0) -> Sequence:
-        """What the scheduler gets of its index-th answer. arrived_s: when the request came, on the monotonic clock."""
+    def sequences(self, sequence_id: SequenceId, arrived_s: float) -> Sequence | Samples:
+        """What the scheduler gets. sequence_id: of the first answer; those of the others follow. arrived_s: when the
+        request came, on the monotonic clock.
+        """
+        first = self.sequence(sequence_id, arrived_s)
+        return first if self.num_samples == 1 else Samples(first, self.num_samples)
+
+    def sequence(self, sequence_id: SequenceId, arrived_s: float) -> Sequence:
+        """Of the first answer."""
         return Sequence(
             id=sequence_id,
             prompt=self.prompt_ids,
-            sampling=sample(self.sampling, index),
+            sampling=self.sampling,
             max_new_tokens=self.max_new_tokens,
             stop_token_ids=self.stop_token_ids,
             priority=self.priority,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.sampling import NO_LOGPROBS, Sampling, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
@@ -52,13 +50,6 @@ def resolve_sampling(
         prompt_logprobs=min(told_of_prompt, vocab_size),
         rules=rules,
     )
-
-
-def sample(sampling: Sampling, index: int) -> Sampling:
-    """That of the index-th answer. The prompt's logprobs are those of the first alone: they are all the same."""
-    if index == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, sample_index=index, prompt_logprobs=NO_LOGPROBS)
 
 
 def token_rules(params: SamplingParams, tokenizer: Tokenizer, ends: Iterable[int]) -> TokenRules | None:

@@ -20,13 +20,14 @@ from fakes.text_requests import validate_request
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.codec import Decoder, encode
-from minisgl_backend.messages.engine import Sequence
+from minisgl_backend.messages.engine import Samples, Sequence
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.sampling import TokenRules
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
 from minisgl_backend.sampling.draw import draw_tokens
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.rules import RuleBook
+from minisgl_backend.scheduler.samples import sequences_of
 from minisgl_backend.serving.parameters import merge_sampling, read_parameters
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.parameters import _OFF, SamplingParams, parse_parameters
@@ -155,7 +156,7 @@ def _check_accepted(accepted: Accepted, tokenizer: Tokenizer) -> None:
     """What the worker and the scheduler document of what they take."""
     last = accepted.num_samples - 1
     assert 0 <= last < 128
-    sequence = accepted.sequence(SequenceId(1), arrived_s=1.0, index=last)
+    sequence = _last(accepted)
     assert Decoder[Sequence](Sequence).decode(encode(sequence)) == sequence  # the wire holds it, types and all
     sampling = sequence.sampling
     assert sampling.temperature == 0 or 1e-4 <= sampling.temperature <= 100
@@ -169,6 +170,12 @@ def _check_accepted(accepted: Accepted, tokenizer: Tokenizer) -> None:
     assert all(0 <= token < tokenizer.vocab_size for token in sequence.stop_token_ids)
     assert -(2**31) <= sequence.priority < 2**31
     assert sequence.deadline_s is None or 1.0 < sequence.deadline_s < math.inf
+
+
+def _last(accepted: Accepted) -> Sequence:
+    """That of the last of its answers."""
+    told = accepted.sequences(SequenceId(1), arrived_s=1.0)
+    return sequences_of(told)[-1] if isinstance(told, Samples) else told
 
 
 def _check_rules(rules: TokenRules, vocab_size: int) -> None:
@@ -193,7 +200,7 @@ def test_whatever_passes_draws_a_token_that_its_rules_allow(byte_level: Tokenize
             accepted = _through_the_server(hostile_object(random), "", byte_level, chat=False)
         except (InvalidRequest, UnsupportedFeature):
             continue
-        sampling = accepted.sequence(SequenceId(1), 0.0, accepted.num_samples - 1).sampling
+        sampling = _last(accepted).sampling
         logits = torch.randn(1, vocab, generator=generator) * random.choice([0.0, 1.0, 30.0, 1e4])
         book = RuleBook(known, np.array([3]), vocab)
         book.put(0, sampling.rules)

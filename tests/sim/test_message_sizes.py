@@ -12,8 +12,8 @@ from fakes.engine import fake_engine
 from minisgl_backend.actors.executors import inline
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.messages.client import Outputs, Request
-from minisgl_backend.messages.codec import encode
-from minisgl_backend.messages.engine import Sequence
+from minisgl_backend.messages.codec import Decoder, encode
+from minisgl_backend.messages.engine import Samples, Sequence
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.plan import StepResult
 from minisgl_backend.messages.sampling import GREEDY
@@ -57,6 +57,26 @@ async def test_a_prompt_crosses_each_process_once_in_however_many_chunks_it_is_c
     with_it = [kind for kind, frame in frames if prompt[:40] in frame or prompt[-40:] in frame]
     assert sorted(with_it) == ["BatchPlan", "Request", "Sequence"], "towards the worker once a hop, and never back"
     assert [frame.count(prompt) for kind, frame in frames if kind in with_it and prompt in frame] == [1, 1, 1]
+
+
+@pytest.mark.slow
+async def test_a_form_crosses_to_the_scheduler_once_for_all_answers_and_to_the_worker_once_a_plan(
+    tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(RecordedMailbox, "frames", frames, raising=False)
+    monkeypatch.setattr(inline, "LocalMailbox", RecordedMailbox)
+    async with fake_engine(tiny_llama, overlap=overlap, max_running=8) as engine:
+        holder = engine.holder()
+        await holder.answer(holder.request("the cat", n=8, max_tokens=4, guided_regex="[a-z]{3,9}"))
+    (told,) = [frame for kind, frame in frames if kind == "Samples"]
+    samples = Decoder[Samples](Samples).decode(told)
+    assert samples.count == 8 and samples.first.sampling.grammar is not None
+    form = samples.first.sampling.grammar.compiled
+    counts = {kind: [frame.count(form) for name, frame in frames if name == kind] for kind, _ in frames}
+    assert counts.pop("Samples") == [1]
+    assert sum(counts.pop("BatchPlan")) == 1, "all eight are admitted with one plan"
+    assert not any(map(sum, counts.values()))
 
 
 def test_a_decode_row_is_a_few_bytes_on_its_way_to_the_worker_and_back() -> None:

@@ -20,7 +20,7 @@ from minisgl_backend.sampling.grammar_library import load_grammar_library
 from minisgl_backend.text.structured.spec import GrammarSpec
 
 MAX_MASK_BYTES = 8 << 20  # all masks of one grammar, which a worker keeps
-MAX_COMPILED_BYTES = 1 << 20  # what travels with each sequence
+MAX_COMPILED_BYTES = 1 << 20  # what travels with each request, and with each plan that admits some of its answers
 MAX_TOKEN_S = 0.05  # of one token of an answer, of this process's time, with all masks computed
 _TRIED_TOKENS = 128
 _END = 0  # of a trial: which id stands for the end is of no consequence

@@ -69,6 +69,39 @@ def test_a_form_that_costs_the_others_too_much_ends_alone(tmp_path: Path) -> Non
     assert open_rows == [[True, True]] * 3 + [[False, True]] * 3
 
 
+def test_admissions_of_a_plan_that_share_a_grammar_are_told_it_once(tmp_path: Path) -> None:
+    """In the next plan, which says it again, and of a slot that begins anew with another one, too."""
+    tokenizer = Tokenizer.load(byte_level_folder(tmp_path))
+    library = load_grammar_library()
+    (letter,), (digit,) = (tokenizer.encode(text, add_special_tokens=False) for text in "a1")
+    forms = {
+        key: Grammar(key, zlib.compress(library.dump(library.from_regex(pattern))), pack_tokens([2]))
+        for key, pattern in ((b"letters", "[a-z]+"), (b"digits", "[0-9]+"))
+    }
+    slots = GrammarSlots(lambda: tokenizer.shown_bytes, tokenizer.vocab_size)
+
+    def admit(*keys: bytes) -> list[tuple[bool, bool]]:
+        """Of each slot whether a letter and whether a digit may be drawn first."""
+        told: dict[bytes, Grammar] = {}
+        admissions = []
+        for slot, key in enumerate(keys):
+            grammar = Grammar(key, b"", forms[key].end_ids) if key in told else forms[key]
+            told[key] = grammar
+            admissions.append(Admission(SlotId(slot), pack_tokens([1]), Sampling(0.0, 0, 1.0, 0, 0, grammar=grammar)))
+        slots.admit(admissions)
+        filling = slots.begin(np.arange(len(keys)))
+        assert filling is not None
+        rows = [bits_set(row.numpy(), tokenizer.vocab_size) for row in filling.result().bits]
+        return [(letter in row, digit in row) for row in rows]
+
+    try:
+        letters, digits = (True, False), (False, True)
+        assert admit(b"letters", b"letters", b"digits", b"letters") == [letters, letters, digits, letters]
+        assert admit(b"digits", b"digits", b"letters", b"digits") == [digits, digits, letters, digits]
+    finally:
+        slots.close()
+
+
 @pytest.mark.parametrize(
     ("data", "valid"),
     [

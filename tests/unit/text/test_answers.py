@@ -15,10 +15,11 @@ from fakes.tokenizers import byte_level_folder, ids_of_bytes
 from minisgl_backend.errors import InvalidRequest, Status
 from minisgl_backend.messages import engine
 from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, PromptLogprobs, Request, Started
-from minisgl_backend.messages.engine import EndReason
+from minisgl_backend.messages.engine import EndReason, Samples
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.messages.plan import Logprobs
 from minisgl_backend.messages.tokens import count_tokens, pack_tokens, unpack_tokens
+from minisgl_backend.scheduler.samples import sequences_of
 from minisgl_backend.text.limits import RequestLimits
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import Accepted, answer_form, check_request
@@ -248,7 +249,10 @@ def test_of_stop_tokens_those_without_a_text_end_a_whole_form_and_others_are_a_p
 
 def test_each_answer_is_a_sequence_of_its_own_with_its_own_index(byte_level: Tokenizer) -> None:
     got = accepted(byte_level, n=3, seed=4)
-    sequences = [got.sequence(SequenceId(10 + index), 0.0, index) for index in range(got.num_samples)]
+    samples = got.sequences(SequenceId(10), 0.0)
+    assert isinstance(samples, Samples)
+    sequences = sequences_of(samples)
+    assert [one.id for one in sequences] == [10, 11, 12]
     assert [one.sampling.sample_index for one in sequences] == [0, 1, 2]
     assert {(one.prompt, one.sampling.seed) for one in sequences} == {(got.prompt_ids, 4)}
 

@@ -12,7 +12,7 @@ from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.sampling import NO_LOGPROBS, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
-from minisgl_backend.text.sampling import check_ids, resolve_sampling, sample, token_rules
+from minisgl_backend.text.sampling import check_ids, resolve_sampling, token_rules
 from minisgl_backend.text.tokenizer import Tokenizer
 
 
@@ -91,12 +91,6 @@ def test_logprobs_are_asked_for_by_the_parameter_or_for_their_sum_alone() -> Non
     assert resolve_sampling(parse(logprobs=5), 384, 0, logprobs=True).logprobs == 5
     assert resolve_sampling(parse(logprobs=20, prompt_logprobs=20), 7, 0).logprobs == 7, "no more than there are"
     assert resolve_sampling(parse(logprobs=20, prompt_logprobs=20), 7, 0).prompt_logprobs == 7
-
-
-def test_each_sample_has_its_index_and_the_first_the_prompts_logprobs() -> None:
-    first = resolve_sampling(parse(n=3, seed=9, prompt_logprobs=1), 384, 0)
-    assert (sample(first, 0), sample(first, 2).sample_index, sample(first, 2).seed) == (first, 2, 9)
-    assert (first.prompt_logprobs, sample(first, 2).prompt_logprobs) == (1, NO_LOGPROBS)
 
 
 def test_greedy_has_no_min_p_and_keeps_its_rules() -> None:
