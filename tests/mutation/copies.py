@@ -62,33 +62,32 @@ def mutated(mutation: Mutation, source: str) -> str:
 
 
 def write_copy(target: Path, mutation: Mutation | None, source: Path = ROOT) -> Path:
-    """The package of `source` below `target`, with `mutation`; returns the folder to put into PYTHONPATH.
-
-    Beside it the model repository, where `minisgl serve` looks for it.
-    """
-    for folder in (PACKAGE, "model_repository"):
-        shutil.copytree(source / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    """The package of `source` below `target`, with `mutation`; returns the folder to put into PYTHONPATH."""
+    shutil.copytree(source / PACKAGE, target / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     if mutation is not None:
-        path = target / PACKAGE / mutation.file
-        path.write_text(mutated(mutation, path.read_text()))
+        _mutate(mutation, target)
     return target
 
 
-def seeing(copy: Path, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """A run of pytest that imports the package from `copy`, as do the processes it starts: command and environment."""
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        _RUN,
-        str(copy),
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(ROOT),
-        *arguments,
-    ]
-    return command, dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (copy, ROOT / "client", ROOT))))
+def write_checkout(target: Path, mutation: Mutation) -> Path:
+    """As write_copy, of all that is in the checkout: a server's Python stub finds the package in its working folder."""
+    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns("__pycache__", ".*", "build", "dist"))
+    _mutate(mutation, target)
+    return target
+
+
+def _mutate(mutation: Mutation, copy: Path) -> None:
+    path = copy / PACKAGE / mutation.file
+    path.write_text(mutated(mutation, path.read_text()))
+
+
+def seeing(copy: Path, arguments: Sequence[str], root: Path = ROOT) -> tuple[list[str], dict[str, str]]:
+    """A run of pytest that imports the package from `copy`, as do the processes it starts, and all else from `root`:
+    command and environment.
+    """
+    own = ["-p", "no:cacheprovider", "--rootdir", str(root)]
+    command = [sys.executable, "-P", "-c", _RUN, str(copy), *own, *arguments]
+    return command, dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (copy, root / "client", root))))
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], timeout_s: float = 600) -> tuple[int, str]:

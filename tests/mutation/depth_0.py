@@ -1,4 +1,4 @@
-"""`make depth-0`, or `python -m tests.mutation.depth_0 [ARGUMENTS of pytest]`: the tests with a copy of the package
+"""`make depth-0`, or `python -m tests.mutation.depth_0 [ARGUMENTS of pytest]`: the tests in a copy of the checkout
 whose setting `overlap` is off by default.
 
 Where it stands in the flow: by hand and before a release. What must be true at both depths is tested at both by tests
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .copies import ROOT, Mutation, seeing, write_copy
+from .copies import Mutation, seeing, write_checkout
 
 DEPTH_0 = Mutation(
     "the next step is planned while one runs",
@@ -25,10 +25,11 @@ DEPTH_0 = Mutation(
 
 
 def main(arguments: list[str]) -> int:
-    """pytest's exit code."""
+    """pytest's exit code. The mutations are left out: they name the text as it stands."""
     with tempfile.TemporaryDirectory() as folder:
-        command, environment = seeing(write_copy(Path(folder), DEPTH_0), arguments)
-        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        copy = write_checkout(Path(folder) / "copy", DEPTH_0)
+        command, environment = seeing(copy, ("--ignore=tests/mutation", *arguments), copy)
+        return subprocess.run(command, cwd=copy, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
