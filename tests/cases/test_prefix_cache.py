@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from fakes.fake_worker import VOCABULARY
@@ -20,9 +21,11 @@ from minisgl_backend.config import resolve_config
 from minisgl_backend.errors import ConfigError, UnsupportedFeature
 from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import SequenceId
+from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.text.parameters import parse_parameters
 
+LOGPROBS = msgspec.structs.replace(GREEDY, logprobs=2)
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
@@ -38,9 +41,9 @@ def prompt(length: int, seed: int = 1) -> list[int]:
     return [draw.randrange(VOCABULARY) for _ in range(length)]
 
 
-def answer(engine: SchedulerBench, tokens: list[int], new: int = 8) -> SequenceId:
+def answer(engine: SchedulerBench, tokens: list[int], new: int = 8, sampling: Sampling = GREEDY) -> SequenceId:
     """One request, alone, to its end."""
-    id = engine.add(tokens, new)
+    id = engine.add(tokens, new, sampling=sampling)
     engine.finish()
     assert engine.life(id).ended is EndReason.LENGTH
     return id
@@ -48,11 +51,15 @@ def answer(engine: SchedulerBench, tokens: list[int], new: int = 8) -> SequenceI
 
 @DEPTHS
 @pytest.mark.parametrize("page_size", [16, 1])
-def test_kv_01_a_prompt_that_is_wholly_cached_still_computes_something(page_size: int, depth: int) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, LOGPROBS], ids=["plain", "logprobs"])
+def test_kv_01_a_prompt_that_is_wholly_cached_still_computes_something(
+    sampling: Sampling, page_size: int, depth: int
+) -> None:
     engine = bench(page_size=page_size, num_pages=1024 // page_size, depth=depth)
     tokens = prompt(49)
-    first, second, third = (answer(engine, tokens[:48]) for _ in range(3))
-    shorter, longer = answer(engine, tokens[:32]), answer(engine, tokens)
+    first, second, third, shorter, longer = (
+        answer(engine, tokens[:length], sampling=sampling) for length in (48, 48, 48, 32, 49)
+    )
     assert engine.life(second).tokens == engine.life(third).tokens == engine.life(first).tokens
     cached = [engine.life(id).cached_tokens for id in (first, second, third, shorter, longer)]
     assert cached == ([0, 32, 32, 16, 48] if page_size == 16 else [0, 47, 47, 31, 48])

@@ -1,7 +1,8 @@
 """Reported faults of other servers, class "structured output".
 
 SO-01 sgl-project/sglang#37707, vllm-project/vllm#45592; SO-02 vllm-project/vllm#38696, sgl-project/sglang#8250;
-SO-07 mlc-ai/xgrammar#104; SO-08 Blaizzy/mlx-vlm#1917; TP-06 mirage-project/mirage#751, vllm-project/vllm#13175.
+SO-05 sgl-project/sglang#3724, vllm-project/vllm PR #44441; SO-07 mlc-ai/xgrammar#104; SO-08 Blaizzy/mlx-vlm#1917;
+TP-06 mirage-project/mirage#751, vllm-project/vllm#13175.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from fakes.tiny_model import make_tiny_llama
-from minisgl_backend.errors import UnsupportedFeature
+from minisgl_backend.config import resolve_config
+from minisgl_backend.errors import ConfigError, InvalidRequest, UnsupportedFeature
 from minisgl_backend.llm import LLM
 from minisgl_backend.sampling.white_space import MAX_WHITE_SPACE
-from minisgl_backend.text.parameters import SamplingParams
+from minisgl_backend.text.parameters import SamplingParams, parse_parameters
 from minisgl_backend.text.structured.spec import read_structured
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -55,6 +57,14 @@ def test_so_02_a_model_that_prefers_white_space_still_ends_its_json(llm: LLM, fo
     answer = llm.generate(["hello"], params)[0]
     assert answer.finish_reason == "stop" and json.loads(answer.text).keys() == {"a"}
     assert max(map(len, re.findall(r"\s+", answer.text))) <= 2 * MAX_WHITE_SPACE
+
+
+@pytest.mark.parametrize("name", ["speculative_algorithm", "speculative_config", "num_speculative_tokens"])
+def test_so_05_drafted_tokens_are_refused_by_name_until_they_are_built(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        resolve_config({name: 4})
+    with pytest.raises(InvalidRequest, match=f"unknown parameter '{name}'"):
+        parse_parameters(f'{{"{name}": 4}}'.encode())
 
 
 @pytest.mark.parametrize(
