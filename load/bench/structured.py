@@ -38,8 +38,8 @@ def hostile() -> list[dict[str, Any]]:
         f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "string"} for j in range(25)}} for i in range(30)
     }
     return [
-        *({"guided_regex": f".{{0,{1500 + i}}}b"} for i in range(8)),
-        *({"guided_regex": f"((.{{0,90}}x){{0,20}}y){{0,{9 + i}}}"} for i in range(2)),
+        *({"guided_regex": f"(.{{0,{1500 + i}}}b.{{0,900}}c){{1,3}}"} for i in range(8)),
+        *({"guided_regex": f"(.{{1,900}}x){{1,{18 + i}}}"} for i in range(2)),
         *({"guided_json": {"type": "string", "pattern": f"(.{{1,900}}x){{1,{20 + i}}}"}} for i in range(2)),
         {"guided_regex": "(a{1,1000}){1,1000}"},
         {"guided_json": {"enum": [f"value {i}" for i in range(20_000)]}},
