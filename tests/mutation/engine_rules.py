@@ -16,6 +16,7 @@ _LIFE = "tests/sim/test_life_of_requests.py::"
 _PROMPTS = "tests/sim/test_prompts.py::"
 _DEATHS = "tests/sim/test_deaths.py::"
 _DOOR = "tests/unit/actors/test_door_and_connection.py::"
+_PARENT = "tests/unit/actors/test_parent_death.py::"
 _RECORD = "tests/unit/text/test_record.py::"
 _REPLY = "tests/unit/serving/test_reply.py::"
 _SENDER = "tests/unit/serving/test_sender.py::"
@@ -260,6 +261,22 @@ LIFE_RULES = (
         "            pass",
         (_DOOR + "test_a_goodbye_ends_the_lease_and_the_door_is_deserted",),
         "engine-a-host-for-ever",
+    ),
+    Mutation(
+        "a host that nobody ever comes to ends",
+        "actors/door.py",
+        "        self._arm(max(_FIRST_LEASE_S, lease_s))",
+        "        pass",
+        (_DOOR + "test_a_door_that_nobody_ever_comes_to_is_deserted_after_half_a_minute_or_a_longer_lease[10.0-30.0]",),
+        "engine-unclaimed-hosts-stay",
+    ),
+    Mutation(
+        "a process ends with its starter",
+        "actors/parent_death.py",
+        "_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)",
+        "pass",
+        (_PARENT + "test_a_process_ends_with_its_killed_starter_only_where_that_was_asked_for[bound]",),
+        "engine-orphans-stay",
     ),
     Mutation(
         "requests without a lease are turned away",

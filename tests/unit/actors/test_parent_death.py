@@ -31,23 +31,21 @@ print("here", flush=True)
 
 @pytest.mark.parametrize("bound", ["bound", "free"])
 def test_a_process_ends_with_its_killed_starter_only_where_that_was_asked_for(bound: str) -> None:
-    command = [sys.executable, "-c", _STARTER, bound]
+    command = [sys.executable, "-P", "-c", _STARTER, bound]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         pidfd = os.pidfd_open(int(starter.stdout.readline()))
         starter.kill()
-    try:
-        ended, _, _ = select.select([pidfd], [], [], _WAIT_S if bound == "bound" else 0)
-        assert bool(ended) == (bound == "bound")
-    finally:
-        if bound == "free":
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.close(pidfd)
+    ended, _, _ = select.select([pidfd], [], [], _WAIT_S if bound == "bound" else 0)
+    if not ended:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
+    assert bool(ended) == (bound == "bound")
 
 
 def test_who_asks_after_its_parent_has_ended_ends_at_once() -> None:
     def child(parent: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", _CHILD, str(parent)]
+        command = [sys.executable, "-P", "-c", _CHILD, str(parent)]
         return subprocess.run(command, capture_output=True, text=True, timeout=_WAIT_S, check=False)
 
     assert (child(os.getpid()).returncode, child(os.getpid()).stdout) == (0, "here\n")
