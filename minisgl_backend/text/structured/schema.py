@@ -128,7 +128,7 @@ class _Walk:
 
     def _referred(self, pointer: Any, place: Place) -> str:
         if not isinstance(pointer, str) or (pointer != "#" and not pointer.startswith("#/")):
-            raise place.unsupported("$ref", "to anything but a place in the same schema (#/…)")
+            raise place.unsupported("$ref", "to anything but a place in the same schema (#/...)")
         self._target(pointer)
         if pointer not in self._names:
             self._names[pointer] = f"r{len(self._names)}"
