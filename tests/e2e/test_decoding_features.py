@@ -25,7 +25,7 @@ from load.transports import Ask, generate_stream
 from minisgl_backend.models.locate import fetched_folder
 from minisgl_client.aio import AsyncClient
 from minisgl_client.client import Client
-from minisgl_client.errors import ClientError, RequestRefused, Unsupported
+from minisgl_client.errors import ClientError, RequestRefused, Unavailable, Unsupported
 from minisgl_client.pieces import Answer, Logprobs, Sample, ToolCall
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,11 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[str], object]]] = {
     "grammar": ({"guided_grammar": GRAMMAR}, re.compile("<[a-z]{2,3}(,[a-z]{2,3})?>").fullmatch),
 }
 GREEDY: dict[str, Any] = {"temperature": 0, "return_output_ids": True}
-DRAWN: dict[str, Any] = {"temperature": 1.2, "seed": 11, "n": 2, "return_output_ids": True}
+FEW = {"temperature": 1.2, "top_k": 20}
+"""Draws that last digits of logits, which depend on what else is in a batch, turn in one of 100,000 tokens. A draw from
+the whole vocabulary, whose 49,000 bounds all move with them, they turn in one of 400.
+"""
+DRAWN: dict[str, Any] = {**FEW, "seed": 11, "n": 2, "return_output_ids": True}
 
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
@@ -132,9 +136,11 @@ async def test_a_stop_string_cuts_a_form_where_it_stands(server: Server) -> None
 
 
 async def test_hostile_forms_are_refused_by_name_and_change_no_running_stream(server: Server) -> None:
-    """One that is killed as it is compiled, one that is refused unread, and one whose keyword nobody enforces."""
+    """One that is killed as it is compiled (on a machine without time it is put off: UNAVAILABLE), one that is refused
+    unread, and one whose keyword nobody enforces.
+    """
     hostile = [costly()[0], {"guided_json": "[" * 60_000}, {"guided_json": {"type": "array", "uniqueItems": True}}]
-    asked = [{"max_tokens": 24, "return_output_ids": True, "ignore_eos": True, "seed": seed} for seed in range(3)]
+    asked = [{**FEW, "max_tokens": 24, "return_output_ids": True, "ignore_eos": True, "seed": i} for i in range(3)]
     async with AsyncClient(server.grpc) as client:
 
         async def read(fields: dict[str, Any], begun: asyncio.Event) -> Answer:
@@ -156,7 +162,9 @@ async def test_hostile_forms_are_refused_by_name_and_change_no_running_stream(se
             *(refusal(form, begun) for form in hostile), *map(read, asked, begun)
         )
     for form, error in zip(hostile, errors, strict=True):
-        assert isinstance(error, RequestRefused | Unsupported) and str(error).startswith(next(iter(form))), error
+        assert isinstance(error, RequestRefused | Unsupported | Unavailable), error
+        assert str(error).startswith(f"{next(iter(form))}: "), error
+    assert not isinstance(errors[1], Unavailable) and isinstance(errors[2], Unsupported)
     assert "uniqueItems" in str(errors[-1]), "the keyword is named"
     assert [samples(answer) for answer in (first, second, third)] == [samples(answer) for answer in quiet]
 
@@ -218,7 +226,7 @@ def close(one: list[tuple[int, float, int]], other: list[tuple[int, float, int]]
 
 async def test_logprobs_are_those_of_the_tokens_streamed_or_not(server: Server) -> None:
     asked: dict[str, Any] = {"max_tokens": 8, "logprobs": 2, "return_output_ids": True}
-    drawn = {"seed": 3, "temperature": 1.0, "n": 2, "return_cumulative_logprob": True}
+    drawn = {**FEW, "seed": 3, "n": 2, "return_cumulative_logprob": True}
     async with AsyncClient(server.grpc) as client:
         greedy, whole, stream = await asyncio.gather(
             client.generate(PROMPT, **asked, temperature=0),
