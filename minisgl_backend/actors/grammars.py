@@ -61,6 +61,7 @@ class Postponed:
 Outcome = Answer | Postponed
 
 _TOO_MANY = Postponed("too many wait for theirs to be compiled; try again later")
+_TOO_LATE = Postponed(f"its turn to be compiled did not come within {MAX_WAIT_S:g} s; try again later")
 _NOT_NOW = Postponed("it can not be compiled now; try again later")
 _KILLED = Postponed("compiling it was broken off, as on a machine that has no time; try again in half a minute")
 
@@ -109,8 +110,8 @@ class GrammarCompiler:
     async def compile(self, spec: GrammarSpec, end_ids: Sequence[int]) -> Grammar:
         """end_ids: what ends an answer; not empty.
 
-        Raises InvalidRequest or UnsupportedFeature naming the field of `spec`; EngineUnavailable when too many wait, or
-        when a compilation was broken off.
+        Raises InvalidRequest or UnsupportedFeature naming the field of `spec`; EngineUnavailable when too many wait,
+        when its turn did not come in time, or when its compilation was broken off.
         """
         if not self._installed:
             raise UnsupportedFeature(spec.field, "this server has no grammar library: pip install xgrammar")
@@ -210,7 +211,7 @@ class Lane:
 
     def _answer(self, spec: GrammarSpec, latest_s: float) -> Outcome:
         if time.monotonic() > latest_s:
-            return _TOO_MANY
+            return _TOO_LATE
         try:
             return self._ask(spec)
         except (OSError, msgspec.DecodeError) as error:

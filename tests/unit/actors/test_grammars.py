@@ -6,11 +6,13 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from fakes.grammar_compiler import ScriptedLane, grammar_compiler
-from minisgl_backend.actors.grammars import RETRY_S, GrammarCompiler, Postponed
+from minisgl_backend.actors import grammars
+from minisgl_backend.actors.grammars import MAX_WAITING, RETRY_S, GrammarCompiler, Lane, Postponed
 from minisgl_backend.errors import EngineUnavailable, InvalidRequest
 from minisgl_backend.text.structured.nursery import Answer, answer_of_end
 from minisgl_backend.text.structured.spec import GrammarSpec
@@ -78,6 +80,18 @@ async def test_what_could_not_be_tried_is_not_kept_and_other_grammars_wait_for_n
         assert "broken off" in await word(compiler, other)
         assert await word(compiler, third) == ""
     assert quick.asked == ["a", "a", "b", "c"]
+
+
+async def test_who_waits_too_long_and_who_comes_when_too_many_wait_are_told_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "MAX_WAIT_S", -1.0)  # every turn comes too late: no process is started
+    lane = Lane("quick", [b"a"], 1.0)
+    with closing(lane):
+        outcomes = await asyncio.gather(*(lane.run(SPEC) for _ in range(MAX_WAITING + 1)))
+    *late, last = [outcome.why for outcome in outcomes if isinstance(outcome, Postponed)]
+    assert set(late) == {"its turn to be compiled did not come within 10 s; try again later"}
+    assert (len(late), last) == (MAX_WAITING, "too many wait for theirs to be compiled; try again later")
 
 
 async def test_a_fault_of_ours_is_told_to_who_waits_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
