@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from io import StringIO
 
 import msgspec
 
@@ -76,7 +77,8 @@ class Sample:
         self._finder = finder
         self._reader = reader
         self._eager = finder is not None or reading.computes_logprobs  # each token is read as it comes
-        self._text = prefix  # not taken yet
+        self._text = StringIO()  # not taken yet; a string would be copied whole for each token
+        self._text.write(prefix)
         self._fresh: array[int] = array("i")  # tokens not taken yet; without a finder not read yet either
         self._told: deque[Row] = deque()  # of tokens that have not come yet
         self._logprob = 0.0  # sum of those of the fresh tokens, where they are computed
@@ -107,12 +109,14 @@ class Sample:
             return
         self.reason = reason
         if self._finder is not None:
-            self._text += self._finder.finish() + self._detokenizer.finish()
+            self._text.write(self._finder.finish() + self._detokenizer.finish())
 
     def take(self, request: RequestId, index: int) -> Chunk:
         """What is fresh; after the end the last piece."""
         fresh, self._fresh = self._fresh, array("i")
-        text, self._text = self._text, ""
+        text = self._text.getvalue()
+        if text:
+            self._text = StringIO()
         if self._finder is None:
             shown = fresh if not fresh or self._is_shown(fresh[-1]) else fresh[:-1]
             text += self._detokenizer.push(shown)
@@ -138,7 +142,7 @@ class Sample:
             return
         may_stop = self.num_tokens > self._reading.min_tokens
         text, stopped = self._finder.push(self._detokenizer.push((token,)), may_stop)
-        self._text += text
+        self._text.write(text)
         if stopped:
             self.reason = FinishReason.STOP
 

@@ -1,0 +1,36 @@
+"""What an answer costs while it is read."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from fakes.text_requests import take_output, validate_request
+from fakes.tokenizers import ids_of_bytes
+from minisgl_backend.messages.client import Finished, Request
+from minisgl_backend.messages.engine import EndReason
+from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.text.limits import RequestLimits
+from minisgl_backend.text.record import Record
+from minisgl_backend.text.tokenizer import Tokenizer
+
+
+def test_a_token_costs_the_same_however_long_the_text_is_that_waits(byte_level: Tokenizer) -> None:
+    """Counted in bytes: a text that is copied for each token takes its own length again."""
+    limits = RequestLimits(context_tokens=1 << 16, pool_tokens=1 << 16)
+    request = Request(RequestId(1), b"Q", b'{"stop": "END", "max_tokens": 60000}', False, True)
+    r = Record(request.id, validate_request(request, byte_level, limits, lambda: 0), byte_level, 0.0)
+    ids, tokens, held = ids_of_bytes(byte_level, b"0123456789 "), 22_000, 0
+    tracemalloc.start()
+    try:
+        for number in range(tokens):
+            if number == tokens - 100:
+                held, _ = tracemalloc.get_traced_memory()
+                tracemalloc.reset_peak()
+            r.on_token(ids[number % len(ids)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    r.on_end(EndReason.LENGTH)
+    end = take_output(r)
+    assert isinstance(end, Finished) and end.text == "0123456789 " * (tokens // 11)
+    assert peak - held < tokens // 2
