@@ -31,9 +31,10 @@ def main(names: list[str]) -> int:
                 mutation = verdicts[-1].mutation
                 print(f"{verdicts[-1].word:8}  {mutation.name:44} {mutation.rule}", flush=True)
         except Unhealthy as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             print(error)
             return 2
+        finally:
+            pool.shutdown(cancel_futures=True)  # also after a Ctrl-C: no more begin
     survivors = [one for one in verdicts if one.survived]
     hanging = sum(one.word == "hangs" for one in verdicts)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} reverted rules were noticed, {hanging} of them by a hang")
