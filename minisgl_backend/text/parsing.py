@@ -106,18 +106,24 @@ class Parsed(msgspec.Struct, frozen=True):
 class OutputReader:
     """Reads one answer, piece by piece."""
 
-    __slots__ = ("_parser", "_whole")
+    __slots__ = ("_events", "_parser", "whole")
 
     def __init__(self, parsing: Parsing) -> None:
         self._parser = AnswerParser(reasoning=parsing.reasoning, opened=parsing.opened, tools=parsing.tools)
-        self._whole = parsing.whole
+        self.whole = parsing.whole
+        self._events: list[Event] = []  # read ahead, not told yet
+
+    def read_ahead(self, text: str) -> None:
+        """More of the text, before what it holds is asked for."""
+        self._events += self._parser.push(text)
 
     def read(self, text: str, last: bool) -> Parsed:
-        """last: the answer is over. A whole answer is read in one go."""
-        events = self._parser.push(text)
+        """All since the last time. last: the answer is over. A whole answer is asked for once."""
+        self.read_ahead(text)
         if last:
-            events += self._parser.finish()
-        if self._whole:
+            self._events += self._parser.finish()
+        events, self._events = self._events, []
+        if self.whole:
             whole = join(events)
             calls = [{"name": name, "arguments": arguments} for name, arguments in whole.calls]
             return Parsed(whole.content, whole.reasoning, _json(calls))

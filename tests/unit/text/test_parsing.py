@@ -19,7 +19,8 @@ from minisgl_backend.messages.engine import EndReason
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.sampling import Grammar
 from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.parsers.answer import REASONING_PARSERS, TOOL_PARSERS
+from minisgl_backend.text.parsers.answer import REASONING_PARSERS, TOOL_PARSERS, AnswerParser
+from minisgl_backend.text.parsers.events import Event
 from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.record import Record
 from minisgl_backend.text.request import check_request, tokenise
@@ -107,6 +108,28 @@ def test_two_pieces_cut_anywhere_say_the_same(hermes: Tokenizer, cut: int) -> No
         outputs += record.take_outputs()
     record.on_end(EndReason.STOP)
     assert told([*outputs, *record.take_outputs()]) == READ
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": "never"}], ids=["plain", "stop string"])
+def test_a_long_answer_that_is_not_streamed_is_parsed_as_it_comes_and_not_at_its_end(
+    hermes: Tokenizer, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    push = AnswerParser.push
+
+    def counted(self: AnswerParser, text: str) -> list[Event]:
+        parsed.append(len(text))
+        return push(self, text)
+
+    monkeypatch.setattr(AnswerParser, "push", counted)
+    calls = "".join(f'<tool_call>{{"name": "f{i}", "arguments": {{"a": "{"é" * i}"}}}}</tool_call>' for i in range(60))
+    text = f"<think>{'thought ' * 50}</think>{'words ' * 90}{calls} \xe9".encode()[:-1]  # ends within a character
+    ids = ids_of_bytes(hermes, text)
+    streamed = told(pieces(hermes, asked(**more), ids))
+    parsed.clear()
+    assert told(pieces(hermes, asked(stream=False, **more), ids)) == streamed
+    assert max(parsed) < 300 and sum(parsed) > 4000
+    assert len(streamed[2]) == 60 and streamed[0].endswith("\ufffd")
 
 
 def test_a_stream_tells_a_call_in_deltas_and_else_it_is_whole(hermes: Tokenizer) -> None:
