@@ -1,19 +1,21 @@
-"""The same tokens and the same logprobs alone, batched, chunked, cached and retracted, at both depths, in fp32.
+"""The same texts, tokens and logprobs alone, batched, chunked, cached and retracted, at both depths, in fp32.
 
 The real runner on a tiny random model in fp32, through the engine as users have it (`LLM`, actors inline). Greedy and
-seeded draws, plain and with every feature of sampling beside each other; prompts that share prefixes, so that the cache
-matters; pools so small that sequences are retracted. A smaller matrix on the real small model.
+seeded draws, plain and with every feature of sampling beside each other, with forms and stop strings; prompts that
+share prefixes, so that the cache matters; pools so small that sequences are retracted. A smaller matrix on the real
+small model.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes.tiny_model import make_tiny_llama
-from minisgl_backend.answers import Completion, Logprobs
+from minisgl_backend.answers import Completion, Logprobs, Sample
 from minisgl_backend.llm import LLM
 from minisgl_backend.models.locate import locate_model
 from minisgl_backend.text.parameters import SamplingParams
@@ -28,6 +30,7 @@ PARAMS = [
     for number in range(len(PROMPTS))
 ]
 LONG: dict[str, Any] = {"max_tokens": NEW_TOKENS, "ignore_eos": True}
+INTEGERS = {"type": "array", "items": {"type": "integer"}, "minItems": 200}
 FEATURES = [
     SamplingParams(**LONG, temperature=0.9, seed=0, min_p=0.05, top_k=60, top_p=0.95),
     SamplingParams(**LONG, temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
@@ -39,6 +42,16 @@ FEATURES = [
     SamplingParams(**LONG, temperature=0.0, bad_words=["b"], frequency_penalty=1.0),
     SamplingParams(**LONG, temperature=0.9, seed=8, n=2, presence_penalty=1.0, logprobs=1),
 ]
+FORM: dict[str, Any] = {"max_tokens": NEW_TOKENS, "guided_json": INTEGERS}
+FORMS = [
+    SamplingParams(**FORM, temperature=0.9, seed=0, n=2, logprobs=1),
+    SamplingParams(**FORM, temperature=0.0, frequency_penalty=1.0),
+    SamplingParams(**FORM, temperature=0.9, seed=2, min_tokens=9, prompt_logprobs=1),
+    SamplingParams(**FORM, temperature=1.2, seed=3, n=2, stop=["7", "9"]),
+    *FEATURES[4:8],
+    SamplingParams(**LONG, temperature=0.9, seed=8, stop=list("aeiou st"), include_stop_str_in_output=True),
+]
+"""Forms of answers and stop strings, beside rows that have none."""
 
 BASE: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "executor": "inline", "threads": 1, "context_tokens": 128}
 SMALL_POOL = {"kv_bytes": 144 * 1024, "page_size": 4, "max_running": 9, "token_budget": 64}
@@ -78,13 +91,27 @@ def featured(folder: Path) -> list[Completion]:
     return answers
 
 
+@pytest.fixture(scope="module")
+def formed(folder: Path) -> list[Completion]:
+    answers = alone(folder, PROMPTS, FORMS)
+    assert all(len(sample.token_ids) == NEW_TOKENS for answer in answers[:3] for sample in answer.samples)
+    assert all(re.match(r"\s*\[\s*(-?\d|$)", answer.text) for answer in answers[:3])
+    assert "stop" in {sample.finish_reason for sample in answers[3].samples}, "no form is whole yet: by a string"
+    assert answers[8].finish_reason == "stop"
+    return answers
+
+
 def assert_same(answers: list[Completion], expected: list[Completion]) -> None:
-    """Tokens to the last, logprobs to what another order of additions makes of them."""
+    """Text and tokens to the last, logprobs to what another order of additions makes of them."""
     for answer, one in zip(answers, expected, strict=True):
-        assert [sample.token_ids for sample in answer.samples] == [sample.token_ids for sample in one.samples]
+        assert [said(sample) for sample in answer.samples] == [said(sample) for sample in one.samples]
         for sample, other in zip(answer.samples, one.samples, strict=True):
             assert_near(sample.logprobs, other.logprobs)
         assert_near(answer.prompt_logprobs, one.prompt_logprobs)
+
+
+def said(sample: Sample) -> tuple[str, tuple[int, ...], str]:
+    return sample.text, sample.token_ids, sample.finish_reason
 
 
 def assert_near(told: Logprobs | None, expected: Logprobs | None) -> None:
@@ -119,6 +146,15 @@ def test_every_feature_gives_what_it_gives_alone(
     mode: str, overlap: bool, folder: Path, featured: list[Completion]
 ) -> None:
     check_mode(mode, overlap, folder, FEATURES, featured)
+
+
+@pytest.mark.slow
+@both_depths
+@pytest.mark.parametrize("mode", MODES)
+def test_every_form_and_stop_string_gives_what_it_gives_alone(
+    mode: str, overlap: bool, folder: Path, formed: list[Completion]
+) -> None:
+    check_mode(mode, overlap, folder, FORMS, formed)
 
 
 def check_mode(
