@@ -6,7 +6,7 @@ from minisgl_backend.messages.client import EngineState, Stats
 from minisgl_backend.messages.engine import Gauges
 
 NO_GAUGES = Gauges(0, 0, 0, 0, 0, 0, 0)
-"""Of an engine that is not up."""
+"""Of an engine that is not up, or whose scheduler takes no question: it has no slots."""
 
 
 def stats_of(

@@ -376,11 +376,10 @@ class TextActor:
             self._front.give_up()
 
     def _on_inspect(self, holder: HolderId) -> None:
-        if self._engine is None:
-            self._front.deliver(holder, self._stats(NO_GAUGES))
-        else:
+        if self._tell_scheduler(Probe()):
             self._inspectors.append(holder)
-            self._tell_scheduler(Probe())
+        else:  # nobody would answer it, and the next inspector's answer would be taken for this one's
+            self._front.deliver(holder, self._stats(NO_GAUGES))
 
     def _on_gauges(self, gauges: Gauges) -> None:
         if self._inspectors:
