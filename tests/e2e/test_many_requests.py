@@ -80,12 +80,13 @@ def assert_flat(rounds: list[Resources]) -> None:
 
     Half a KiB for each request is less than any record or reply that is kept. The heap takes a step of some MiB once in
     a while, in a round that nobody can name, and then stands; what is kept grows in every round, so the median tells.
-    Pools of threads fill as they are used, so two more are allowed; a thread per request would be a thousand.
+    Pools of threads fill as they are used, and the connection of our own last look may still be closing, so two more
+    threads and files are allowed; one per request would be a thousand.
     """
     first, last = rounds[0], rounds[-1]
     for role in first.mib:
         growth = [later.mib[role] - earlier.mib[role] for earlier, later in itertools.pairwise(rounds[1:])]
-        assert last.files[role] <= first.files[role], (role, rounds)
+        assert last.files[role] <= first.files[role] + 2, (role, rounds)
         assert last.threads[role] <= first.threads[role] + 2, (role, rounds)
         assert statistics.median(growth) < 0.5, (role, growth, rounds)
 
