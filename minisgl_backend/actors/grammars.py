@@ -5,7 +5,8 @@
 Where it stands in the flow: the text actor asks for the grammar of a request beside its loop. A lane is one process
 (`text/structured/nursery.py`) that takes one job at a time. The quick lane gives each 0.3 s and the slow one 2 s, so
 nobody waits long behind grammars that mean ill: those meet again in the slow lane. What is known, a refusal too, waits
-for nobody. Both lanes take so many and let nobody wait for longer than some seconds.
+for nobody. Both lanes take so many and let nobody wait for longer than some seconds from when their process has loaded:
+on a busy machine a first grammar is late, not refused.
 
 Kept is what follows from the grammar and the limits. A child that was killed, for its wall time or from outside, says
 nothing about its grammar: that is tried again, but not at once, or one grammar sent again and again would hold a lane.
@@ -20,11 +21,13 @@ import logging
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import msgspec
@@ -36,6 +39,7 @@ from minisgl_backend.text.structured.nursery import (
     MEMORY_BYTES,
     Answer,
     Job,
+    Loaded,
     Vocabulary,
     read_frame,
     write_frame,
@@ -44,7 +48,8 @@ from minisgl_backend.text.structured.spec import GrammarSpec
 
 QUICK_CPU_S, SLOW_CPU_S = 0.3, 2.0
 MAX_WAITING = 64  # jobs of a lane
-MAX_WAIT_S = 10.0  # for a job's turn in a lane
+MAX_WAIT_S = 10.0  # for a job's turn in a lane that has loaded
+LOAD_S = 60.0  # for a process to load: a second of work, on a machine that may have no time
 MAX_CACHE_BYTES = 64 << 20
 RETRY_S = 30.0  # after a child was killed: until its grammar is tried again
 
@@ -180,13 +185,24 @@ class GrammarCompiler:
 
 
 class Lane:
-    """One nursery, started on its first job and again when it has ended, and a thread that talks with it."""
+    """A nursery, started on the first job and again when it has ended, and a thread that talks with it."""
 
-    def __init__(self, name: str, token_bytes: Sequence[bytes], cpu_s: float) -> None:
-        self._token_bytes = token_bytes
+    def __init__(
+        self,
+        name: str,
+        token_bytes: Sequence[bytes],
+        cpu_s: float,
+        *,
+        nursery: Callable[[], Nursery] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """nursery: starts one; None: of the vocabulary."""
         self._cpu_s = cpu_s
+        self._new_nursery = nursery or partial(Nursery, token_bytes)
+        self._clock = clock
         self._thread = ThreadPoolExecutor(1, f"minisgl-grammar-{name}")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._nursery: Nursery | None = None
+        self._loaded_s = -math.inf  # on the clock, at last
         self._waiting = 0
         self._closed = False
 
@@ -196,54 +212,87 @@ class Lane:
             return _TOO_MANY
         self._waiting += 1
         try:
-            latest_s = time.monotonic() + MAX_WAIT_S
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, spec, latest_s)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, spec, self._clock())
         finally:
             self._waiting -= 1
 
     def close(self) -> None:
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._process is not None:
-            self._process.kill()
+        if self._nursery is not None:
+            self._nursery.kill()
         self._thread.shutdown(wait=True)
         self._end()
 
-    def _answer(self, spec: GrammarSpec, latest_s: float) -> Outcome:
-        if time.monotonic() > latest_s:
+    def _answer(self, spec: GrammarSpec, asked_s: float) -> Outcome:
+        """In the thread. Who waits while the nursery loads waits for its turn only from then on."""
+        if self._clock() > max(asked_s, self._loaded_s) + MAX_WAIT_S:
             return _TOO_LATE
         try:
-            return self._ask(spec)
+            return self._loaded().ask(Job(spec, self._cpu_s))
         except (OSError, msgspec.DecodeError) as error:
             self._end()
             if not self._closed:
                 _log.error("a grammar could not be compiled: %s", error)
             return _NOT_NOW
 
-    def _ask(self, spec: GrammarSpec) -> Answer:
-        process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        write_frame(process.stdin, Job(spec, self._cpu_s))
-        frame = read_frame(process.stdout)
-        if frame is None:
-            raise OSError("its process has ended")
-        return msgspec.msgpack.decode(frame, type=Answer)
+    def _loaded(self) -> Nursery:
+        if self._nursery is None:
+            self._nursery = self._new_nursery()  # from here on `close` may kill it
+            self._nursery.load()
+            self._loaded_s = self._clock()
+        return self._nursery
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _end(self) -> None:
+        nursery, self._nursery = self._nursery, None
+        if nursery is not None:
+            nursery.end()
+
+
+class Nursery:
+    """A process of `text/structured/nursery.py`. Its methods wait, and raise OSError when it has ended."""
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        """token_bytes: as GrammarCompiler's."""
+        self._token_bytes = token_bytes
         command = [sys.executable, "-P", "-m", "minisgl_backend.text.structured.nursery"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd="/")
-        assert self._process.stdin is not None
-        write_frame(self._process.stdin, Vocabulary(list(self._token_bytes)))
-        return self._process
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._jobs, self._answers = self._process.stdin, self._process.stdout
 
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def load(self) -> None:
+        """Once, before the first job. For LOAD_S at most."""
+        limit = threading.Timer(LOAD_S, self.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            write_frame(self._jobs, Vocabulary(list(self._token_bytes)))
+            msgspec.msgpack.decode(self._read(), type=Loaded)
+        finally:
+            limit.cancel()
+
+    def ask(self, job: Job) -> Answer:
+        write_frame(self._jobs, job)
+        return msgspec.msgpack.decode(self._read(), type=Answer)
+
+    def kill(self) -> None:
+        """From any thread."""
+        self._process.kill()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._jobs, self._answers):
             with contextlib.suppress(OSError):  # what was not yet written
                 pipe.close()
+
+    def _read(self) -> bytes:
+        frame = read_frame(self._answers)
+        if frame is None:
+            raise OSError("its process has ended")
+        return frame

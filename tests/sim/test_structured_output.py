@@ -181,8 +181,8 @@ async def test_a_child_that_somebody_kills_leaves_its_process_to_the_next_gramma
     lane = Lane("tested", large_vocabulary(), 60.0)
     try:
         assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]
-        assert lane._process is not None
-        killed = asyncio.create_task(asyncio.to_thread(kill_child_of, lane._process.pid))
+        assert lane._nursery is not None
+        killed = asyncio.create_task(asyncio.to_thread(kill_child_of, lane._nursery.pid))
         assert await lane.run(dear) == Answer(killed=True)
         await killed
         assert (await lane.run(cheap)).compiled  # type: ignore[union-attr]

@@ -1,11 +1,13 @@
 """The process that compiles grammars: it forks a child for each, with limits on time and memory, and outlives it.
 
     GrammarCompiler ── vocabulary, then jobs, on stdin ──►  python -m (this)  ── fork ──►  child: compile, try out, end
-    GrammarCompiler ◄── one answer a job, on stdout ──────      (waits)       ◄── pipe ───
+    GrammarCompiler ◄── Loaded, then an answer a job, ────      (waits)       ◄── pipe ───
+                        on stdout
 
 Where it stands in the flow: started by `actors/grammars.py` on the first grammar. A child begins with the library and
 the vocabulary loaded, so an honest grammar costs milliseconds, and a hostile one takes nothing along when it is killed.
-Both step back behind the engine's own processes. The end of the starter closes stdin, which ends this.
+Loading is a fixed second of work, done at the engine's own priority, since all grammars wait for it; what clients sent
+steps back behind the engine's processes. The end of the starter closes stdin, which ends this.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from minisgl_backend.text.structured.compiling import Compiler
 
 MEMORY_BYTES = 512 << 20  # of address space, of which the library and a large vocabulary take half
-WALL_S = 10.0  # for a machine so busy that the time of a job takes longer
+WALL_S = 10.0  # of a job, from its fork: for a machine so busy that the time of a job takes longer
 NICE = 19
 
 
@@ -47,6 +49,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     fault: str = ""  # what is wrong with the grammar: a clause that follows its name, plain and short
     exceeded: bool = False  # the child was ended by its limits, or by what the grammar made the library do
     killed: bool = False  # the child was ended after WALL_S, or from outside: nothing is known of the grammar
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True):
+    """The first message back: jobs are compiled from now on."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
@@ -73,7 +79,6 @@ def read_frame(pipe: IO[bytes]) -> bytes | None:
 
 
 def _main() -> None:
-    os.nice(NICE)
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     first = read_frame(jobs)
@@ -83,6 +88,8 @@ def _main() -> None:
 
     compiler = Compiler(msgspec.msgpack.decode(first, type=Vocabulary).token_bytes)
     decoder = msgspec.msgpack.Decoder(Job)
+    os.nice(NICE)
+    write_frame(answers, Loaded())
     while (frame := read_frame(jobs)) is not None:
         write_frame(answers, _in_child(compiler, decoder.decode(frame)))
 

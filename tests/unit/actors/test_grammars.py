@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 
+import msgspec
 import pytest
 
-from fakes.grammar_compiler import ScriptedLane, grammar_compiler
+from fakes.grammar_compiler import FakeNursery, ScriptedLane, grammar_compiler
 from minisgl_backend.actors import grammars
-from minisgl_backend.actors.grammars import MAX_WAITING, RETRY_S, GrammarCompiler, Lane, Postponed
+from minisgl_backend.actors.grammars import (
+    LOAD_S,
+    MAX_WAIT_S,
+    MAX_WAITING,
+    RETRY_S,
+    GrammarCompiler,
+    Lane,
+    Nursery,
+    Outcome,
+    Postponed,
+)
 from minisgl_backend.errors import EngineUnavailable, InvalidRequest
-from minisgl_backend.text.structured.nursery import Answer, answer_of_end
+from minisgl_backend.text.structured.nursery import (
+    NICE,
+    Answer,
+    Job,
+    Loaded,
+    Vocabulary,
+    answer_of_end,
+    read_frame,
+    write_frame,
+)
 from minisgl_backend.text.structured.spec import GrammarSpec
 
 SPEC = GrammarSpec("regex", "a", "guided_regex")
@@ -92,6 +116,79 @@ async def test_who_waits_too_long_and_who_comes_when_too_many_wait_are_told_whic
     *late, last = [outcome.why for outcome in outcomes if isinstance(outcome, Postponed)]
     assert set(late) == {"its turn to be compiled did not come within 10 s; try again later"}
     assert (len(late), last) == (MAX_WAITING, "too many wait for theirs to be compiled; try again later")
+
+
+async def outcomes_of(lane: Lane, jobs: int, nursery: FakeNursery) -> list[Outcome]:
+    """Of jobs that all wait before the nursery may load."""
+    with closing(lane):
+        asked = [asyncio.create_task(lane.run(SPEC)) for _ in range(jobs)]
+        await asyncio.sleep(0)
+        nursery.may_load.set()
+        return await asyncio.gather(*asked)
+
+
+@pytest.mark.parametrize(("job_s", "in_time"), [(0.1, 4), (MAX_WAIT_S * 0.4, 3), (MAX_WAIT_S * 1.1, 1)])
+async def test_the_wait_for_a_turn_begins_when_the_lane_has_loaded(job_s: float, in_time: int) -> None:
+    clock = Clock()
+
+    def load() -> None:
+        clock.now_s += 4 * MAX_WAIT_S
+
+    def ask(job: Job) -> Answer:
+        clock.now_s += job_s
+        return SOUND
+
+    nursery = FakeNursery(load, ask)
+    outcomes = await outcomes_of(Lane("quick", (), 1.0, nursery=lambda: nursery, clock=clock), 4, nursery)
+    assert outcomes[:in_time] == [SOUND] * in_time
+    late = [outcome.why for outcome in outcomes[in_time:] if isinstance(outcome, Postponed)]
+    assert late == ["its turn to be compiled did not come within 10 s; try again later"] * (4 - in_time)
+
+
+async def test_a_lane_that_can_not_load_is_ended_and_those_who_waited_meanwhile_do_not_load_it_in_turn() -> None:
+    clock = Clock()
+
+    def load() -> None:
+        clock.now_s += LOAD_S
+        raise OSError("its process has ended")
+
+    def ask(job: Job) -> Answer:
+        raise AssertionError("it has not loaded")
+
+    nursery = FakeNursery(load, ask)
+    lane = Lane("quick", (), 1.0, nursery=lambda: nursery, clock=clock)
+    whys = [outcome.why for outcome in await outcomes_of(lane, 3, nursery) if isinstance(outcome, Postponed)]
+    assert [why.split(";")[0] for why in whys] == [
+        "it can not be compiled now",
+        *["its turn to be compiled did not come within 10 s"] * 2,
+    ]
+    assert nursery.ended and clock.now_s == LOAD_S
+
+
+def test_a_process_that_does_not_load_in_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "LOAD_S", 0.0)
+    nursery = Nursery([b"a" * 1000] * 4000)
+    try:
+        with pytest.raises(OSError):
+            nursery.load()
+    finally:
+        nursery.end()
+
+
+def test_a_process_loads_at_the_priority_of_its_starter_and_compiles_behind_all_others() -> None:
+    command = [sys.executable, "-P", "-m", "minisgl_backend.text.structured.nursery"]
+    vocabulary = io.BytesIO()
+    write_frame(vocabulary, Vocabulary([b"a" * 1000] * 4000))  # far more than a pipe holds
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(vocabulary.getvalue()[:-1])
+        process.stdin.flush()  # the most of it was read: the process is beyond its start
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+        process.stdin.write(vocabulary.getvalue()[-1:])
+        process.stdin.flush()
+        assert read_frame(process.stdout) == msgspec.msgpack.encode(Loaded())
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == NICE
+        process.stdin.close()
 
 
 async def test_a_fault_of_ours_is_told_to_who_waits_and_ends_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
