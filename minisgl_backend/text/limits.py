@@ -1,7 +1,8 @@
 """What this engine takes: the bounds that a request is checked against.
 
 Where it stands in the flow: made by the text actor when an engine group is ready, read by `text/request.py` and
-`text/prompt.py`.
+`text/prompt.py`. The bounds on what is kept until an answer is sent are the same in every engine: without them a small
+request has the host, and then the stub, hold gigabytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from minisgl_backend.config import EngineConfig
+from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.text.parameters import SamplingParams
+
+MAX_KEPT_LOGPROBS = 1 << 18  # tokens of answers that are not streamed, each with the best ones beside it: 20 MB of JSON
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,3 +61,16 @@ def limits_of(
         tool_parser=tools,
         defaults=defaults,
     )
+
+
+def refuse_kept_logprobs(logprobs: int | None, n: int, max_new_tokens: int) -> None:
+    """Whether those of n answers of so many tokens can be kept until all have ended. Raises InvalidRequest."""
+    tokens = n * max_new_tokens
+    if logprobs is None or tokens * (1 + logprobs) <= MAX_KEPT_LOGPROBS:
+        return
+    most = MAX_KEPT_LOGPROBS // tokens - 1
+    if most < 0:
+        says = f"are told of at most {MAX_KEPT_LOGPROBS} tokens of answers that are not streamed"
+        raise InvalidRequest("logprobs", f"{says}, n * max_tokens = {tokens}")
+    says = f"must be at most {most} when n * max_tokens = {tokens} and the answer is not streamed"
+    raise InvalidRequest("logprobs", f"{says}, got {logprobs}")

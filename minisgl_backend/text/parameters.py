@@ -80,7 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Sequence[int] = ()  # end the answer as an end-of-sequence token does; at most 256
     include_stop_str_in_output: bool = False  # cut behind the stop string, show the stop token
     ignore_eos: bool = False  # go on past end-of-sequence tokens, not past stop_token_ids
-    logprobs: int | None = None  # 0 … 20: of each token, and of so many of the best; None: not told
+    logprobs: int | None = None  # 0 … 20: of each token, and of so many of the best; not streamed, 2**18 in all
     prompt_logprobs: int | None = None  # the same of the prompt's tokens; at most 2**18 in all, theirs and the best
     skip_special_tokens: bool = True  # in the text of the answer
     spaces_between_special_tokens: bool = True  # of no effect: the decoders taken here put none

@@ -12,8 +12,8 @@ from fakes.text_requests import validate_request
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.text.limits import RequestLimits
-from minisgl_backend.text.parameters import _OFF, READERS, SamplingParams
+from minisgl_backend.text.limits import MAX_KEPT_LOGPROBS, RequestLimits
+from minisgl_backend.text.parameters import _OFF, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, READERS, SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "parameters.md").read_text(encoding="utf-8")
@@ -41,6 +41,13 @@ FORMS = {name for name in READERS if name.startswith("guided_")} | {
 def test_every_parameter_has_a_refusal_on_the_page() -> None:
     named = {answer.split(":")[0] for _, answer in REFUSALS}
     assert set(READERS) - FORMS <= named
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_bounds_of_logprobs_are_those_of_the_code(name: str) -> None:
+    (meaning,) = (meaning for parameter, *_, meaning in ROWS if parameter == name)
+    most = {"logprobs": MAX_KEPT_LOGPROBS, "prompt_logprobs": MAX_PROMPT_LOGPROBS}[name]
+    assert f"at most {most:,}" in meaning and f"{most // (MAX_LOGPROBS + 1):,} tokens with {MAX_LOGPROBS}" in meaning
 
 
 def test_what_is_not_built_is_listed() -> None:
