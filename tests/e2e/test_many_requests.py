@@ -78,7 +78,7 @@ def at_rest(server: Server) -> Resources:
 def assert_flat(rounds: list[Resources]) -> None:
     """Of the same thousand requests again and again, the first time being the warm-up: nothing is kept of them.
 
-    Half a KiB for each request is less than any record or reply that is kept. The heap takes a step of some MiB once in
+    Less than a KiB for each request: any record or reply that is kept is more. The heap takes a step of some MiB once in
     a while, in a round that nobody can name, and then stands; what is kept grows in every round, so the median tells.
     Pools of threads fill as they are used, and the connection of our own last look may still be closing, so two more
     threads and files are allowed; one per request would be a thousand.
@@ -88,7 +88,7 @@ def assert_flat(rounds: list[Resources]) -> None:
         growth = [later.mib[role] - earlier.mib[role] for earlier, later in itertools.pairwise(rounds[1:])]
         assert last.files[role] <= first.files[role] + 2, (role, rounds)
         assert last.threads[role] <= first.threads[role] + 2, (role, rounds)
-        assert statistics.median(growth) < 0.5, (role, growth, rounds)
+        assert statistics.median(growth) < 0.9, (role, growth, rounds)
 
 
 def check(answer: Answer, expected: str) -> None:
