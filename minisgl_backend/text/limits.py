@@ -14,6 +14,7 @@ from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.text.parameters import SamplingParams
 
 MAX_KEPT_LOGPROBS = 1 << 18  # tokens of answers that are not streamed, each with the best ones beside it: 20 MB of JSON
+MAX_ECHOED_CHARS = 1 << 25  # of a prompt in front of several answers, together
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,3 +75,10 @@ def refuse_kept_logprobs(logprobs: int | None, n: int, max_new_tokens: int) -> N
         raise InvalidRequest("logprobs", f"{says}, n * max_tokens = {tokens}")
     says = f"must be at most {most} when n * max_tokens = {tokens} and the answer is not streamed"
     raise InvalidRequest("logprobs", f"{says}, got {logprobs}")
+
+
+def refuse_echoes(prompt: str, n: int) -> None:
+    """Whether the prompt can stand in front of each of n answers; of one it always can. Raises InvalidRequest."""
+    if n > 1 and n * len(prompt) > MAX_ECHOED_CHARS:
+        says = f"would put {len(prompt)} characters in front of each of {n} answers, at most {MAX_ECHOED_CHARS} in all"
+        raise InvalidRequest("echo", f"{says} are taken; exclude_input_in_output without echo puts none there")

@@ -23,7 +23,7 @@ from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.messages.sampling import NO_LOGPROBS, Grammar, Sampling
 from minisgl_backend.messages.tokens import count_tokens, unpack_tokens
 from minisgl_backend.text.detokenizer import decode
-from minisgl_backend.text.limits import RequestLimits, refuse_kept_logprobs
+from minisgl_backend.text.limits import RequestLimits, refuse_echoes, refuse_kept_logprobs
 from minisgl_backend.text.parameters import SamplingParams, parse_parameters
 from minisgl_backend.text.parsing import Parsing, check_parsing, resolve_parsing
 from minisgl_backend.text.prompt import Prompt, PromptTokens, TextPrompt, encode_prompt, kept_tokens, read_prompt
@@ -158,6 +158,8 @@ def tokenise(
     refuse_many(params.prompt_logprobs, count_tokens(prompt.ids))
     if not checked.stream:  # those of a stream are sent as they come
         refuse_kept_logprobs(params.logprobs, params.n, max_new_tokens)
+    prompt_text = _echoed(checked.prompt, prompt, tokenizer) if checked.echo_prompt else ""
+    refuse_echoes(prompt_text, params.n)
     seed = draw_seed() if params.seed is None else params.seed
     ends = _ends(params, tokenizer)
     rules = token_rules(params, tokenizer, ends)
@@ -170,7 +172,7 @@ def tokenise(
         parsing = resolve_parsing(checked.prompt, prompt, tokenizer, limits, stream=checked.stream, has_form=has_form)
     return Accepted(
         prompt_ids=prompt.ids,
-        prompt_text=_echoed(checked.prompt, prompt, tokenizer) if checked.echo_prompt else "",
+        prompt_text=prompt_text,
         sampling=sampling,
         num_samples=params.n,
         max_new_tokens=max_new_tokens,

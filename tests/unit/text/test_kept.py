@@ -9,7 +9,13 @@ from minisgl_backend.errors import InvalidRequest
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
-from minisgl_backend.text.limits import MAX_KEPT_LOGPROBS, RequestLimits, refuse_kept_logprobs
+from minisgl_backend.text.limits import (
+    MAX_ECHOED_CHARS,
+    MAX_KEPT_LOGPROBS,
+    RequestLimits,
+    refuse_echoes,
+    refuse_kept_logprobs,
+)
 from minisgl_backend.text.request import Accepted
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -57,3 +63,32 @@ def test_answers_are_counted_as_long_as_the_context_lets_them_be(byte_level: Tok
     limits = RequestLimits(context_tokens=4096, pool_tokens=4096)
     asked = '{"max_tokens": 2147483647, "logprobs": 20}'
     assert accepted(byte_level, asked, stream=False, limits=limits).max_new_tokens == 4095
+
+
+def test_a_prompt_stands_in_front_of_one_answer_however_long_and_of_several_within_a_bound() -> None:
+    refuse_echoes("x" * (MAX_ECHOED_CHARS + 1), 1)
+    refuse_echoes("x" * (MAX_ECHOED_CHARS // 128), 128)
+    with pytest.raises(InvalidRequest, match=r"^echo: .* in front of each of 128 answers"):
+        refuse_echoes("x" * (MAX_ECHOED_CHARS // 128 + 1), 128)
+
+
+@pytest.mark.parametrize(("stream", "echo"), [(False, ""), (False, ', "echo": true'), (True, ', "echo": true')])
+def test_a_prompt_that_would_be_copied_too_often_is_refused_unless_it_is_left_out(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch, stream: bool, echo: str
+) -> None:
+    monkeypatch.setattr("minisgl_backend.text.limits.MAX_ECHOED_CHARS", 1000)
+    parameters = f'{{"n": 2{echo}}}'.encode()
+
+    def ask(chars: int, exclude: bool | None) -> str:
+        request = Request(RequestId(1), b"x" * chars, parameters, stream, exclude)
+        return validate_request(request, byte_level, ROOMY, lambda: 0).prompt_text
+
+    assert ask(500, None) == "x" * 500
+    with pytest.raises(InvalidRequest) as caught:
+        ask(501, None)
+    assert str(caught.value) == (
+        "echo: would put 501 characters in front of each of 2 answers, at most 1000 in all are taken; "
+        "exclude_input_in_output without echo puts none there"
+    )
+    if not echo:
+        assert ask(501, True) == ""

@@ -12,7 +12,7 @@ from fakes.text_requests import validate_request
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.text.limits import MAX_KEPT_LOGPROBS, RequestLimits
+from minisgl_backend.text.limits import MAX_ECHOED_CHARS, MAX_KEPT_LOGPROBS, RequestLimits
 from minisgl_backend.text.parameters import _OFF, MAX_LOGPROBS, MAX_PROMPT_LOGPROBS, READERS, SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
 
@@ -48,6 +48,11 @@ def test_the_bounds_of_logprobs_are_those_of_the_code(name: str) -> None:
     (meaning,) = (meaning for parameter, *_, meaning in ROWS if parameter == name)
     most = {"logprobs": MAX_KEPT_LOGPROBS, "prompt_logprobs": MAX_PROMPT_LOGPROBS}[name]
     assert f"at most {most:,}" in meaning and f"{most // (MAX_LOGPROBS + 1):,} tokens with {MAX_LOGPROBS}" in meaning
+
+
+def test_the_bound_of_echoes_is_that_of_the_code() -> None:
+    (meaning,) = (meaning for parameter, *_, meaning in ROWS if parameter == "echo")
+    assert f"at most {MAX_ECHOED_CHARS:,} characters in all" in meaning
 
 
 def test_what_is_not_built_is_listed() -> None:
