@@ -27,14 +27,24 @@ class StepRows:
     page_tables: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """How one layer attends."""
+
+    scale: float  # of q · k
+    window: int = 0  # positions a token attends to, itself among them; 0: all up to itself
+    softcap: float = 0.0  # scores become cap · tanh(score / cap) before masks and softmax; 0: they stay
+
+
 class StepAttention(Protocol):
     """Attention of one step; dropped when the step is done."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Writes k and v of all rows into the layer's pages, then lets every row attend to its own positions.
 
         q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], all in the pool's dtype
-        → [tokens, heads · head_dim]. Mutates the pool.
+        → [tokens, heads · head_dim]. Mutates the pool. sinks [heads]: a logit of each head that takes part in the
+        softmax and has no value (gpt-oss, OpenAI 2025).
         """
         ...
 

@@ -8,6 +8,7 @@ dimension of the product (decode) or a broadcast (chunks), so keys and values ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl_backend.attention.grouping import group_by_length
-from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.kernels.paged_kv import gather_pages, write_kv
 from minisgl_backend.kvpool.paged import PagedKvPool
 
@@ -27,8 +28,10 @@ _GATHER_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 class TorchAttention:
     """Reads and writes one pool. Holds no state between steps."""
 
-    def __init__(self, pool: PagedKvPool) -> None:
+    def __init__(self, pool: PagedKvPool, variants: Sequence[AttentionVariant]) -> None:
+        """variants: of each layer."""
         self._pool = pool
+        self._variants = tuple(variants)
         k_pages, _ = pool.layer(0)
         token_bytes = 2 * k_pages.shape[2] * k_pages.shape[3] * k_pages.element_size()
         self._group_limit_tokens = _GATHER_BYTES[k_pages.device.type] // token_bytes
@@ -55,7 +58,7 @@ class TorchAttention:
         for row in np.flatnonzero(rows.lengths > 1).tolist():
             span = slice(int(row_begins[row]), int(row_begins[row] + rows.lengths[row]))
             chunks.append(_chunk(rows.page_tables[row], span, int(rows.starts[row]), page_size, k_dtype))
-        return TorchStepAttention(self._pool, places, tuple(groups), tuple(chunks))
+        return TorchStepAttention(self._pool, self._variants, places, tuple(groups), tuple(chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +81,27 @@ class TorchStepAttention:
     """See StepAttention."""
 
     pool: PagedKvPool
+    variants: tuple[AttentionVariant, ...]  # of each layer
     places: Tensor  # [tokens] int64
     groups: tuple[_DecodeGroup, ...]
     chunks: tuple[_Chunk, ...]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See StepAttention."""
         k_pages, v_pages = self.pool.layer(layer)
         write_kv(k_pages, v_pages, k, v, self.places)
+        variant = self.variants[layer]
         out = torch.empty_like(q)
         for group in self.groups:
             keys, values = gather_pages(k_pages, group.tables), gather_pages(v_pages, group.tables)
-            out.index_copy_(0, group.tokens, _attend_single(q[group.tokens], keys, values, group.mask))
+            out.index_copy_(0, group.tokens, _attend_single(q[group.tokens], keys, values, group.mask, variant.scale))
         for chunk in self.chunks:
             if chunk.table is None:
                 keys, values = k[chunk.span], v[chunk.span]
             else:
                 keys = gather_pages(k_pages, chunk.table)[0, : chunk.end]
                 values = gather_pages(v_pages, chunk.table)[0, : chunk.end]
-            out[chunk.span] = _attend_chunk(q[chunk.span], keys, values, chunk.mask)
+            out[chunk.span] = _attend_chunk(q[chunk.span], keys, values, chunk.mask, variant.scale)
         return out.flatten(1)
 
 
@@ -130,15 +135,15 @@ def _chunk(page_table: Tensor, span: slice, start: int, page_size: int, dtype: t
     return _Chunk(span, page_table[None, : -(-end // page_size)], end, mask)
 
 
-def _attend_single(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_single(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """q [rows, heads, d], k and v [rows, places, kv_heads, d], mask [rows, 1, 1, places] → [rows, heads, d]."""
     rows, heads, dim = q.shape
     grouped = q.view(rows, k.shape[2], heads // k.shape[2], dim)
-    out = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    out = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale)
     return out.reshape(rows, heads, dim)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """q [length, heads, d], k and v [end, kv_heads, d], mask [length, end] or None for causal → [length, heads, d]."""
     length, heads, dim = q.shape
     end, kv_heads, _ = k.shape
@@ -146,5 +151,5 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tenso
     queries = q.view(length, kv_heads, group, dim).permute(1, 2, 0, 3)
     keys = k.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, end, dim)
     values = v.transpose(0, 1).unsqueeze(1).expand(kv_heads, group, end, dim)
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(length, heads, dim)

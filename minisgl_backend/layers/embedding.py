@@ -10,9 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """weight [vocab, hidden]. tokens [tokens] of an integer dtype → [tokens, hidden]."""
+    """weight [vocab, hidden]. tokens [tokens] of an integer dtype → [tokens, hidden], times scale, a new tensor."""
 
     weight: Tensor
+    scale: float = 1.0
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
+        vectors = F.embedding(tokens, self.weight)
+        return vectors if self.scale == 1.0 else vectors.mul_(self.scale)

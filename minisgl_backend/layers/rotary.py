@@ -1,4 +1,4 @@
-"""The table of rotary angles, one for all layers of a model."""
+"""The table of rotary angles: one for each way in which the layers of a model rotate."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minisgl_backend.kernels.rotary import apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Of the tokens of one step. x [tokens, heads, head_dim] → rotated, a new tensor."""
+
+    cos: Tensor  # [tokens, 1, rotary_dim / 2] fp32
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return apply_rotary(x, self.cos, self.sin)
+
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """cos, sin [positions, head_dim / 2] fp32."""
+    """cos, sin [positions, rotary_dim / 2] fp32."""
 
     cos: Tensor
     sin: Tensor
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [tokens] int64 → (cos, sin), each [tokens, 1, head_dim / 2] fp32, for `apply_rotary`."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+    def at(self, positions: Tensor) -> Rotation:
+        """positions [tokens] int64."""
+        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 
 def build_rotary_table(frequencies: Sequence[float], context_tokens: int, device: torch.device) -> RotaryTable:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
-from minisgl_backend.models.spec import read_model_spec
+from minisgl_backend.models.folder import read_model_spec
 
 
 def context_limit(config: EngineConfig, folder: Path) -> int:

@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
-from minisgl_backend.models.spec import end_tokens
+from minisgl_backend.models.folder import end_tokens
 from minisgl_backend.text.byte_table import token_decoder
 from minisgl_backend.text.chat import PLAIN, ChatOptions, check_continued, plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate

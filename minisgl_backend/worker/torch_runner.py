@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl_backend.attention.interface import AttentionBackend, StepRows
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
@@ -19,8 +19,8 @@ from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
 from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
+from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
-from minisgl_backend.models.registry import load_model
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import draw_tokens
 from minisgl_backend.sampling.grammar import GrammarSlots
@@ -33,7 +33,7 @@ from minisgl_backend.worker.spoilt import SpoiltSlots
 
 _MIB = 1 << 20
 
-ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool], AttentionBackend]] = {
+ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend]] = {
     "auto": TorchAttention,  # the only one, and right on every device
     "torch": TorchAttention,
 }
@@ -171,6 +171,11 @@ class TorchRunner:
         )
 
 
+def attention_variants(spec: ModelSpec) -> tuple[AttentionVariant, ...]:
+    """How each layer attends."""
+    return tuple(AttentionVariant(spec.attention_scale, layer.window, spec.attention_softcap) for layer in spec.layers)
+
+
 def build_torch_runner(
     config: EngineConfig,
     spec: ModelSpec,
@@ -187,6 +192,7 @@ def build_torch_runner(
     progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
     with torch.inference_mode():
         model = load_model(spec, folder, device.torch_device, dtype, context_tokens)
+        variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
         def runner(num_pages: int) -> TorchRunner:
@@ -195,7 +201,7 @@ def build_torch_runner(
                 model,
                 device,
                 pool,
-                attention=ATTENTION_BACKENDS[config.attention](pool),
+                attention=ATTENTION_BACKENDS[config.attention](pool, variants),
                 max_running=config.max_running,
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,

@@ -12,9 +12,10 @@ from torch import Tensor
 from minisgl_backend.attention.interface import StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.models.folder import read_model_spec
+from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
-from minisgl_backend.models.registry import load_model
-from minisgl_backend.models.spec import read_model_spec
+from minisgl_backend.worker.torch_runner import attention_variants
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
@@ -27,10 +28,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
 def logits_of(model: Model, tokens: Sequence[int], chunks: Sequence[int], page_size: int, dtype: torch.dtype) -> Tensor:
     """tokens in chunks of the given lengths (their sum is len(tokens)) → [tokens, vocab] on the model's device."""
     spec = model.spec
-    device = model.lm_head.weight.device  # type: ignore[attr-defined]
+    device = model.embedding.weight.device  # type: ignore[attr-defined]
     num_pages = -(-len(tokens) // page_size)
     pool = PagedKvPool(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), num_pages, page_size, device)
-    backend = TorchAttention(pool)
+    backend = TorchAttention(pool, attention_variants(spec))
     table = torch.arange(num_pages, device=device).flip(0)[None]  # backwards: not the identity
     assert sum(chunks) == len(tokens)
     parts, start = [], 0

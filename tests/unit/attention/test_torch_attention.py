@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.attention import torch_backend
-from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 
@@ -30,6 +30,7 @@ class Case:
         self.values = [torch.randn(LAYERS, end, KV_HEADS, DIM, generator=generator).to(dtype) for end in ends]
         self.queries = torch.randn(sum(n for _, n in rows), HEADS, DIM, generator=generator).to(dtype)
         needs = [-(-end // page_size) for end in ends]
+        self.variants = [AttentionVariant(DIM**-0.5)] * LAYERS
         self.pool = PagedKvPool(KvShape(LAYERS, KV_HEADS, DIM, dtype), sum(needs), page_size, torch.device("cpu"))
         order = torch.randperm(sum(needs), generator=generator).tolist()
         tables = torch.full((len(rows), max(needs)), self.pool.scratch_page)
@@ -60,7 +61,7 @@ class Case:
         return torch.cat(outs)
 
     def attend(self, layer: int) -> Tensor:
-        attention = TorchAttention(self.pool).begin(self.step)
+        attention = TorchAttention(self.pool, self.variants).begin(self.step)
         return attention.attend(layer, self.queries, self.new(self.keys, layer), self.new(self.values, layer))
 
 
@@ -75,7 +76,7 @@ def test_mixed_rows_attend_to_their_own_positions_only(page_size: int, dtype: to
 def test_a_group_of_decode_rows_is_cut_where_gathering_it_would_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(torch_backend._GATHER_BYTES, "cpu", 40 * 2 * KV_HEADS * DIM * 4)
     case = Case([(19, 1)] * 5, 16, torch.float32)
-    attention = TorchAttention(case.pool).begin(case.step)
+    attention = TorchAttention(case.pool, case.variants).begin(case.step)
     assert [len(group.tokens) for group in attention.groups] == [1] * 5
     torch.testing.assert_close(case.attend(0).double(), case.expected(0), atol=1e-5, rtol=0)
 

@@ -13,9 +13,10 @@ import pytest
 
 from minisgl_backend.config import resolve_config
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
+from minisgl_backend.models.folder import parse_model_spec, read_model_spec
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.rope import RopeSpec
-from minisgl_backend.models.spec import SUPPORTED_ARCHITECTURES, ModelSpec, parse_model_spec, read_model_spec
+from minisgl_backend.models.spec import ModelSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,8 +42,8 @@ def parse(generation: dict[str, Any] | None = None, **fields: Any) -> ModelSpec:
 def test_what_is_absent_takes_the_defaults_of_the_llama_config() -> None:
     spec = parse()
     assert (spec.num_kv_heads, spec.head_dim, spec.context_tokens, spec.rms_norm_eps) == (4, 8, 2048, 1e-6)
-    assert (spec.tie_embeddings, spec.attention_bias, spec.mlp_bias) == (False, False, False)
-    assert spec.rope == RopeSpec("default", 10000.0) and spec.dtype == "float32" and spec.eos_token_ids == ()
+    assert (spec.tie_embeddings, spec.qkv_bias, spec.mlp_bias) == (False, False, False)
+    assert spec.ropes[0] == RopeSpec("default", 10000.0) and spec.dtype == "float32" and spec.eos_token_ids == ()
 
 
 def test_a_given_head_dim_is_not_derived() -> None:
@@ -79,15 +80,15 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
     ],
 )
 def test_rope_is_read_from_every_place_it_was_ever_written_to(fields: dict[str, Any]) -> None:
-    assert parse(**fields).rope == RopeSpec("linear", 5e5, 2.0)
+    assert parse(**fields).ropes[0] == RopeSpec("linear", 5e5, 2.0)
 
 
 def test_rope_scaling_of_null_is_plain() -> None:
-    assert parse(rope_theta=1e6, rope_scaling=None).rope == RopeSpec("default", 1e6)
+    assert parse(rope_theta=1e6, rope_scaling=None).ropes[0] == RopeSpec("default", 1e6)
 
 
 def test_llama3_rope_keeps_fast_turns_slows_slow_ones_and_blends_between() -> None:
-    rope = parse(rope_theta=5e5, rope_scaling=LLAMA3).rope
+    rope = parse(rope_theta=5e5, rope_scaling=LLAMA3).ropes[0]
     plain = RopeSpec("default", 5e5).frequencies(128)
     for scaled, frequency in zip(rope.frequencies(128), plain, strict=True):
         turns = 8192 * frequency / (2 * math.pi)
@@ -103,7 +104,7 @@ def test_llama3_rope_keeps_fast_turns_slows_slow_ones_and_blends_between() -> No
     ("fields", "message"),
     [
         ({"architectures": ["Qwen3ForCausalLM"]}, r"'Qwen3ForCausalLM' is not supported; supported are: LlamaFor"),
-        ({"architectures": []}, r"architectures must name one architecture, got \[\]; LlamaForCausalLM runs"),
+        ({"architectures": []}, r"architectures must name one architecture, got \[\]; supported are: LlamaForCausalLM"),
         ({"architectures": None}, "architectures must name one"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map asks for code"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
@@ -153,12 +154,6 @@ def test_the_context_limit_is_the_models_unless_a_smaller_one_is_set(tmp_path: P
     assert context_limit(resolve_config({"context_tokens": 512}), tmp_path) == 512
     with pytest.raises(ConfigError, match="'context_tokens' is 2049, but the model ends at 2048"):
         context_limit(resolve_config({"context_tokens": 2049}), tmp_path)
-
-
-def test_every_supported_architecture_has_a_loader() -> None:
-    from minisgl_backend.models.registry import LOADERS
-
-    assert tuple(LOADERS) == SUPPORTED_ARCHITECTURES
 
 
 def test_reading_a_spec_loads_no_torch() -> None:

@@ -5,6 +5,7 @@ That its tokens are right is the business of tests/numeric/.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,6 +17,7 @@ import torch
 from fakes.forward import load, logits_of
 from fakes.plans import Planner, generate
 from fakes.random_model import write_random_llama
+from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.device.cpu import CpuDevice
@@ -116,9 +118,9 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 def test_the_setting_chooses_the_attention_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     made: list[PagedKvPool] = []
 
-    def backend(pool: PagedKvPool) -> TorchAttention:
+    def backend(pool: PagedKvPool, variants: Sequence[AttentionVariant]) -> TorchAttention:
         made.append(pool)
-        return TorchAttention(pool)
+        return TorchAttention(pool, variants)
 
     monkeypatch.setitem(ATTENTION_BACKENDS, name, backend)
     runner = build(folder, attention=name)

@@ -1,0 +1,81 @@
+"""The fields of a config.json, typed: a value is checked where it is read, and a wrong one is named. Pure, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl_backend.errors import ModelUnsupported
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """One JSON object of a model's folder over its family's defaults. Every method raises ModelUnsupported.
+
+    A field that is null counts as absent: it takes the default.
+    """
+
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    place: str = "config.json"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The field as it was written; else the family's default; else `default`."""
+        value = self.values.get(key)
+        if value is None:
+            value = self.defaults.get(key)
+        return default if value is None else value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        return self.whole(key, default, at_least=1)
+
+    def whole(self, key: str, default: int | None = None, *, at_least: int = 0) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+            wanted = "a positive integer" if at_least == 1 else f"an integer of at least {at_least}"
+            raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A number greater than `above`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < float("inf"):
+            wanted = "a positive number" if above == 0.0 else f"a number above {above:g}"
+            raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
+        return float(value)
+
+    def epsilon(self, key: str, default: float = 1e-6) -> float:
+        """What a norm adds to a mean of squares."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise ModelUnsupported(f"{self.place}: {key} must be a small number, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if value not in (True, False):
+            raise ModelUnsupported(f"{self.place}: {key} must be true or false, got {value!r}")
+        return bool(value)
+
+    def choice(self, key: str, choices: Mapping[str, str], default: str) -> str:
+        """The field's value looked up in `choices`."""
+        value = self.get(key, default)
+        if not isinstance(value, str) or value not in choices:
+            raise ModelUnsupported(f"{self.place}: {key} {value!r} is not supported; {', '.join(choices)} are")
+        return choices[value]
+
+    def strings(self, key: str) -> tuple[str, ...] | None:
+        """A list of strings, or None when it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise ModelUnsupported(f"{self.place}: {key} must be a list of strings, got {value!r}")
+        return tuple(value)
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Raises when the field has any other value than null, false, 0, or an empty one."""
+        if value := self.get(key):
+            raise ModelUnsupported(f"{self.place}: {key} {value!r} is not supported; {reason}")

@@ -1,0 +1,125 @@
+"""A Hugging Face folder → ModelSpec, without transformers and without torch.
+
+Where it stands in the flow: read once by whoever needs the spec, before any weight is touched. A folder that must not
+or can not run is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minisgl_backend.errors import ModelNotFound, ModelUnsupported
+from minisgl_backend.models.family import Family
+from minisgl_backend.models.fields import ConfigFields
+from minisgl_backend.models.registry import FAMILIES
+from minisgl_backend.models.rope import read_rope
+from minisgl_backend.models.spec import LayerSpec, ModelSpec
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+def read_model_spec(folder: Path) -> ModelSpec:
+    """Reads config.json and generation_config.json of the folder.
+
+    Raises ModelNotFound when there is no such folder, ModelUnsupported when it needs remote code, is of another
+    architecture, or has a field we can not honour; the message names the field.
+    """
+    if not folder.is_dir():
+        raise ModelNotFound(f"there is no model folder {str(folder)!r}")
+    config = _read_object(folder / "config.json")
+    if config is None:
+        raise ModelUnsupported(f"{str(folder)!r} is not a Hugging Face model folder: it has no config.json")
+    generation = _read_object(folder / "generation_config.json") or {}
+    return parse_model_spec(config, generation)
+
+
+def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
+    """The objects of config.json and generation_config.json → ModelSpec; see `read_model_spec`."""
+    family = _family(config)
+    if config.get("quantization_config"):
+        raise ModelUnsupported("config.json: quantization_config is not supported; use an unquantised checkpoint")
+    fields = ConfigFields(config, family.defaults)
+    return family.declare(fields, _as_llama(fields, generation))
+
+
+def end_tokens(source: Mapping[str, Any]) -> set[int]:
+    """The ids that `eos_token_id` of a config.json or generation_config.json names. Raises ModelUnsupported."""
+    value = source.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ModelUnsupported(f"eos_token_id must be an id, a list of ids or null, got {value!r}")
+    return set(ids)
+
+
+def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
+    """What every family's config.json says in the same words."""
+    hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
+    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
+    head_dim = fields.positive("head_dim", hidden_size // num_heads)
+    num_layers = fields.positive("num_hidden_layers")
+    if num_heads % num_kv_heads:
+        raise ModelUnsupported(
+            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    if head_dim % 2:
+        raise ModelUnsupported(f"config.json: head_dim must be even, got {head_dim}")
+    activation = fields.choice(
+        "hidden_activation" if fields.get("hidden_activation") else "hidden_act", _ACTIVATIONS, "silu"
+    )
+    return ModelSpec(
+        architecture=str(fields.values["architectures"][0]),
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.positive("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=fields.epsilon("rms_norm_eps"),
+        context_tokens=fields.positive("max_position_embeddings", 2048),
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        layers=(LayerSpec(),) * num_layers,
+        ropes=(read_rope(fields.values),),
+        dtype=_dtype(fields.values),
+        eos_token_ids=tuple(sorted(end_tokens(fields.values) | end_tokens(generation))),
+        activation="silu" if activation == "silu" else "gelu_tanh",
+        attention_scale=head_dim**-0.5,
+    )
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    if config.get("auto_map"):
+        raise ModelUnsupported("config.json: auto_map asks for code from the model's folder, which is never run here")
+    names = config.get("architectures") or []
+    supported = ", ".join(FAMILIES)
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ModelUnsupported(
+            f"config.json: architectures must name one architecture, got {names!r}; supported are: {supported}"
+        )
+    if names[0] not in FAMILIES:
+        raise ModelUnsupported(f"architecture {names[0]!r} is not supported; supported are: {supported}")
+    return FAMILIES[names[0]]
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if name not in _DTYPES:
+        raise ModelUnsupported(f"config.json: dtype {name!r} is not supported; {', '.join(_DTYPES)} are")
+    return str(name)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{path.name} can not be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelUnsupported(f"{path.name} must hold a JSON object")
+    return value

@@ -1,0 +1,117 @@
+"""A model's folder → the decoder with its weights on a device.
+
+Where it stands in the flow: called once by the worker. Names and shapes are checked before anything is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minisgl_backend.kernels.activation import GATED_ACTIVATIONS
+from minisgl_backend.layers.attention import QkNorms, SelfAttention
+from minisgl_backend.layers.embedding import Embedding
+from minisgl_backend.layers.linear import Linear
+from minisgl_backend.layers.mlp import GatedMlp, Mlp
+from minisgl_backend.layers.norm import RmsNorm
+from minisgl_backend.layers.rotary import build_rotary_table
+from minisgl_backend.models.checkpoint import Checkpoint, TensorSource, check_tensors
+from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
+from minisgl_backend.models.registry import FAMILIES
+from minisgl_backend.models.spec import ModelSpec
+from minisgl_backend.models.tensors import expected_tensors, unused_tensors
+from minisgl_backend.models.weight_names import WeightNames
+from minisgl_backend.models.weights import Weights
+
+
+def load_model(spec: ModelSpec, folder: Path, device: torch.device, dtype: torch.dtype, context_tokens: int) -> Decoder:
+    """Maps the folder's weights and builds the model on the device. Raises ModelUnsupported."""
+    return build_decoder(spec, Checkpoint(folder), device, dtype, context_tokens)
+
+
+def build_decoder(
+    spec: ModelSpec, source: TensorSource, device: torch.device, dtype: torch.dtype, context_tokens: int
+) -> Decoder:
+    """Checks every tensor's name and shape, then reads them one by one; see Weights.
+
+    context_tokens: positions the rotary tables cover. Raises ModelUnsupported.
+    """
+    check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
+    return _Builder(spec, FAMILIES[spec.architecture].names, Weights(source, device, dtype)).decoder(context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    spec: ModelSpec
+    names: WeightNames
+    weights: Weights
+
+    def decoder(self, context_tokens: int) -> Decoder:
+        spec, names, device = self.spec, self.names, self.weights.device
+        embedding = self._embedding()
+        return Decoder(
+            spec=spec,
+            embedding=embedding,
+            rotaries=tuple(
+                build_rotary_table(rope.frequencies(spec.head_dim), context_tokens, device) for rope in spec.ropes
+            ),
+            layers=tuple(self._layer(index) for index in range(spec.num_layers)),
+            norm=self._norm(names.final_norm),
+            lm_head=Linear(embedding.weight) if spec.tie_embeddings else self.weights.linear([names.head], bias=False),
+        )
+
+    def _embedding(self) -> Embedding:
+        """The scale is rounded as the families round theirs: to the model's dtype."""
+        scale = torch.tensor(self.spec.embedding_scale, dtype=self.weights.dtype).item()
+        return Embedding(self.weights.tensor(f"{self.names.embedding}.weight"), scale)
+
+    def _layer(self, index: int) -> DecoderLayer:
+        names, at = self.names, self.names.layer.format(layer=index)
+        layer = self.spec.layers[index]
+        return DecoderLayer(
+            layer.rope,
+            self._block(at, names.attention_in_norm, names.attention_out_norm),
+            self._attention(index, at),
+            self._block(at, names.mlp_in_norm, names.mlp_out_norm),
+            self._sparse_mlp(at) if layer.sparse else self._mlp(at),
+        )
+
+    def _block(self, at: str, before: str, after: str) -> Block:
+        return Block(*(self._norm(f"{at}.{name}") if name else None for name in (before, after)))
+
+    def _norm(self, name: str) -> RmsNorm:
+        spec = self.spec
+        weight = self.weights.tensor(f"{name}.weight", torch.float32 if spec.norm_in_fp32 else None)
+        return RmsNorm(weight + spec.norm_offset if spec.norm_offset else weight, spec.rms_norm_eps)
+
+    def _attention(self, index: int, at: str) -> SelfAttention:
+        spec, names, weights = self.spec, self.names, self.weights
+        parts = (names.qkv,) if names.qkv else (names.q, names.k, names.v)
+        norms = None
+        if spec.qk_norm != "none":
+            q_norm, k_norm = self._norm(f"{at}.{names.q_norm}"), self._norm(f"{at}.{names.k_norm}")
+            norms = QkNorms(q_norm, k_norm, each_head=spec.qk_norm == "head")
+        return SelfAttention(
+            layer=index,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            qkv=weights.linear([f"{at}.{part}" for part in parts], bias=spec.qkv_bias),
+            o=weights.linear([f"{at}.{names.o}"], bias=spec.output_bias),
+            norms=norms,
+            sinks=weights.tensor(f"{at}.{names.sinks}") if spec.attention_sinks else None,
+        )
+
+    def _mlp(self, at: str) -> Mlp:
+        spec, names = self.spec, self.names
+        parts = (names.gate_up,) if names.gate_up else (names.gate, names.up)
+        return GatedMlp(
+            self.weights.linear([f"{at}.{part}" for part in parts], bias=spec.mlp_bias),
+            self.weights.linear([f"{at}.{names.down}"], bias=spec.mlp_bias),
+            GATED_ACTIVATIONS[spec.activation],
+        )
+
+    def _sparse_mlp(self, at: str) -> Mlp:
+        raise NotImplementedError("experts: layers/moe.py")  # replaced by the MoE slice of this branch
