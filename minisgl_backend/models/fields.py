@@ -11,9 +11,11 @@ from minisgl_backend.errors import ModelUnsupported
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """One JSON object of a model's folder over its family's defaults. Every method raises ModelUnsupported.
+    """One JSON object of a model's folder over its family's defaults. Every method but `get` raises ModelUnsupported.
 
-    A field that is null counts as absent: it takes the default.
+    As in transformers, a field that is left out takes the family's default, and one that is written as null is null:
+    a Mistral without `sliding_window` has a window of 4096, one with a null there has none. The `default` of a method
+    is what null stands for; without one, null is refused.
     """
 
     values: Mapping[str, Any]
@@ -21,10 +23,8 @@ class ConfigFields:
     place: str = "config.json"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The field as it was written; else the family's default; else `default`."""
-        value = self.values.get(key)
-        if value is None:
-            value = self.defaults.get(key)
+        """The field as it was written, else the family's default; `default` when that is null, or neither is there."""
+        value = self.values[key] if key in self.values else self.defaults.get(key)
         return default if value is None else value
 
     def positive(self, key: str, default: int | None = None) -> int:
@@ -46,9 +46,9 @@ class ConfigFields:
             raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
         return float(value)
 
-    def epsilon(self, key: str, default: float = 1e-6) -> float:
+    def epsilon(self, key: str) -> float:
         """What a norm adds to a mean of squares."""
-        value = self.get(key, default)
+        value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
             raise ModelUnsupported(f"{self.place}: {key} must be a small number, got {value!r}")
         return float(value)
@@ -59,9 +59,9 @@ class ConfigFields:
             raise ModelUnsupported(f"{self.place}: {key} must be true or false, got {value!r}")
         return bool(value)
 
-    def choice(self, key: str, choices: Mapping[str, str], default: str) -> str:
+    def choice(self, key: str, choices: Mapping[str, str]) -> str:
         """The field's value looked up in `choices`."""
-        value = self.get(key, default)
+        value = self.get(key)
         if not isinstance(value, str) or value not in choices:
             raise ModelUnsupported(f"{self.place}: {key} {value!r} is not supported; {', '.join(choices)} are")
         return choices[value]

@@ -14,7 +14,7 @@ from typing import Any
 from minisgl_backend.errors import ModelNotFound, ModelUnsupported
 from minisgl_backend.models.family import Family
 from minisgl_backend.models.fields import ConfigFields
-from minisgl_backend.models.registry import FAMILIES
+from minisgl_backend.models.registry import FAMILIES, refusal
 from minisgl_backend.models.rope import read_rope
 from minisgl_backend.models.spec import LayerSpec, ModelSpec
 
@@ -68,9 +68,7 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
         )
     if head_dim % 2:
         raise ModelUnsupported(f"config.json: head_dim must be even, got {head_dim}")
-    activation = fields.choice(
-        "hidden_activation" if fields.get("hidden_activation") else "hidden_act", _ACTIVATIONS, "silu"
-    )
+    activation = "hidden_activation" if "hidden_activation" in fields.defaults else "hidden_act"
     return ModelSpec(
         architecture=str(fields.values["architectures"][0]),
         vocab_size=fields.positive("vocab_size"),
@@ -81,13 +79,13 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.epsilon("rms_norm_eps"),
-        context_tokens=fields.positive("max_position_embeddings", 2048),
+        context_tokens=fields.positive("max_position_embeddings"),
         tie_embeddings=fields.flag("tie_word_embeddings"),
         layers=(LayerSpec(),) * num_layers,
-        ropes=(read_rope(fields.values),),
+        ropes=(read_rope({**fields.defaults, **fields.values}),),
         dtype=_dtype(fields.values),
         eos_token_ids=tuple(sorted(end_tokens(fields.values) | end_tokens(generation))),
-        activation="silu" if activation == "silu" else "gelu_tanh",
+        activation="silu" if fields.choice(activation, _ACTIVATIONS) == "silu" else "gelu_tanh",
         attention_scale=head_dim**-0.5,
     )
 
@@ -102,7 +100,8 @@ def _family(config: Mapping[str, Any]) -> Family:
             f"config.json: architectures must name one architecture, got {names!r}; supported are: {supported}"
         )
     if names[0] not in FAMILIES:
-        raise ModelUnsupported(f"architecture {names[0]!r} is not supported; supported are: {supported}")
+        reason = refusal(names[0])
+        raise ModelUnsupported(f"architecture {names[0]!r} is not supported; {reason or f'supported are: {supported}'}")
     return FAMILIES[names[0]]
 
 

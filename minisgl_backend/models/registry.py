@@ -5,6 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minisgl_backend.models.families.llama import LLAMA
+from minisgl_backend.models.families.mistral import MINISTRAL, MISTRAL
+from minisgl_backend.models.families.olmo import OLMO2
+from minisgl_backend.models.families.qwen import QWEN2, QWEN3
 from minisgl_backend.models.family import Family
 
-FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (LLAMA,)}
+_FAMILIES = (
+    LLAMA,
+    MISTRAL,
+    MINISTRAL,
+    QWEN2,
+    QWEN3,
+    OLMO2,
+)
+
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _FAMILIES}
+
+
+def refusal(architecture: str) -> str:
+    """Why an architecture outside FAMILIES will not run as it stands; empty when it is only unknown."""
+    if not architecture.endswith("ForConditionalGeneration"):
+        return ""
+    text = architecture.removesuffix("ForConditionalGeneration") + "ForCausalLM"
+    other = f"; a checkpoint of its text model alone ({text}) does" if text in FAMILIES else ""
+    return f"it takes images or audio beside text, which this engine does not{other}"

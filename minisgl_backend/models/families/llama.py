@@ -21,5 +21,16 @@ def _llama(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 LLAMA = Family(
     architecture="LlamaForCausalLM",
     models="Llama 2 and 3, SmolLM2, Yi, TinyLlama and others of Llama's architecture",
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+    },
     declare=_llama,
 )

@@ -1,0 +1,60 @@
+"""What config.json of each family means, against transformers' config classes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.family_cases import FAMILY_CASES
+from minisgl_backend.models.folder import parse_model_spec
+from minisgl_backend.models.registry import FAMILIES
+
+
+def written_by_transformers(architecture: str) -> dict[str, Any]:
+    """Every field that the class has, with its default."""
+    import transformers
+
+    config = getattr(transformers, architecture).config_class()
+    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return {**fields, "architectures": [architecture]}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_config_that_leaves_everything_out_means_what_transformers_makes_of_it(architecture: str) -> None:
+    """But for the end tokens: a class's default names tokens of one tokenizer, and a folder says its own."""
+    bare = parse_model_spec({"architectures": [architecture]}, {})
+    full = parse_model_spec(written_by_transformers(architecture), {})
+    assert bare == replace(full, eos_token_ids=())
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_default_of_a_family_is_that_of_the_class(architecture: str) -> None:
+    """Those of `rope_parameters` by their names in configs of transformers 4."""
+    written = written_by_transformers(architecture)
+    if not written.get("use_sliding_window", True):
+        written.pop("sliding_window")  # the class drops a window that is not used
+    known = {**written.pop("rope_parameters"), **written}
+    defaults = FAMILIES[architecture].defaults
+    assert {key: value for key, value in defaults.items() if key in known and value != known[key]} == {}
+
+
+def as_transformers_4_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
+    """The spelling of most configs on the hub: rope_theta and rope_scaling apart, torch_dtype."""
+    config = dict(config)
+    rope = dict(config.pop("rope_parameters"))
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in rope:
+            config[key] = rope.pop(key)
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    return config
+
+
+@pytest.mark.parametrize("name", FAMILY_CASES)
+def test_the_spelling_of_older_configs_means_the_same(name: str, tmp_path: Path) -> None:
+    config = json.loads((FAMILY_CASES[name].write(tmp_path) / "config.json").read_text())
+    assert parse_model_spec(as_transformers_4_wrote_it(config), {}) == parse_model_spec(config, {})
