@@ -173,7 +173,10 @@ class TorchRunner:
 
 def attention_variants(spec: ModelSpec) -> tuple[AttentionVariant, ...]:
     """How each layer attends."""
-    return tuple(AttentionVariant(spec.attention_scale, layer.window, spec.attention_softcap) for layer in spec.layers)
+    return tuple(
+        AttentionVariant(spec.attention_scale, layer.window, spec.attention_softcap, spec.attention_sinks)
+        for layer in spec.layers
+    )
 
 
 def build_torch_runner(

@@ -104,9 +104,10 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 
     def watch(self: TorchAttention, rows: Any) -> Any:
         step = original(self, rows)
-        fresh = any(chunk.table is None for chunk in step.chunks)
-        prefixed = any(chunk.table is not None for chunk in step.chunks)
-        seen.add((fresh, prefixed, bool(step.groups)))
+        (view,) = step.views.values()
+        fresh = any(chunk.table is None for chunk in view.chunks)
+        prefixed = any(chunk.table is not None for chunk in view.chunks)
+        seen.add((fresh, prefixed, bool(view.groups)))
         return step
 
     monkeypatch.setattr(TorchAttention, "begin", watch)
