@@ -15,7 +15,7 @@ from minisgl_backend.errors import ModelNotFound, ModelUnsupported
 from minisgl_backend.models.family import Family
 from minisgl_backend.models.fields import ConfigFields
 from minisgl_backend.models.registry import FAMILIES, refusal
-from minisgl_backend.models.rope import read_rope
+from minisgl_backend.models.rope_fields import read_ropes
 from minisgl_backend.models.spec import LayerSpec, ModelSpec
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -68,6 +68,7 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
         )
     if head_dim % 2:
         raise ModelUnsupported(f"config.json: head_dim must be even, got {head_dim}")
+    ropes = read_ropes(fields, head_dim)
     activation = "hidden_activation" if "hidden_activation" in fields.defaults else "hidden_act"
     return ModelSpec(
         architecture=str(fields.values["architectures"][0]),
@@ -79,10 +80,10 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=fields.epsilon("rms_norm_eps"),
-        context_tokens=fields.positive("max_position_embeddings"),
+        context_tokens=min(rope.made_for_tokens(fields.positive("max_position_embeddings")) for rope in ropes),
         tie_embeddings=fields.flag("tie_word_embeddings"),
         layers=(LayerSpec(),) * num_layers,
-        ropes=(read_rope({**fields.defaults, **fields.values}),),
+        ropes=ropes,
         dtype=_dtype(fields.values),
         eos_token_ids=tuple(sorted(end_tokens(fields.values) | end_tokens(generation))),
         activation="silu" if fields.choice(activation, _ACTIVATIONS) == "silu" else "gelu_tanh",

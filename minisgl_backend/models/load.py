@@ -16,10 +16,11 @@ from minisgl_backend.layers.embedding import Embedding
 from minisgl_backend.layers.linear import Linear
 from minisgl_backend.layers.mlp import GatedMlp, Mlp
 from minisgl_backend.layers.norm import RmsNorm
-from minisgl_backend.layers.rotary import build_rotary_table
+from minisgl_backend.layers.rotary import RotaryTable, build_rotary_table
 from minisgl_backend.models.checkpoint import Checkpoint, TensorSource, check_tensors
 from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
 from minisgl_backend.models.registry import FAMILIES
+from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
 from minisgl_backend.models.weight_names import WeightNames
@@ -36,7 +37,8 @@ def build_decoder(
 ) -> Decoder:
     """Checks every tensor's name and shape, then reads them one by one; see Weights.
 
-    context_tokens: positions the rotary tables cover. Raises ModelUnsupported.
+    context_tokens: the engine's context limit, up to which the rotary tables go; see rope.py for what else it decides.
+    Raises ModelUnsupported.
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
     return _Builder(spec, FAMILIES[spec.architecture].names, Weights(source, device, dtype)).decoder(context_tokens)
@@ -54,9 +56,7 @@ class _Builder:
         return Decoder(
             spec=spec,
             embedding=embedding,
-            rotaries=tuple(
-                build_rotary_table(rope.frequencies(spec.head_dim), context_tokens, device) for rope in spec.ropes
-            ),
+            rotaries=tuple(rotary_table(rope, context_tokens, device) for rope in spec.ropes),
             layers=tuple(self._layer(index) for index in range(spec.num_layers)),
             norm=self._norm(names.final_norm),
             lm_head=Linear(embedding.weight) if spec.tie_embeddings else self.weights.linear([names.head], bias=False),
@@ -115,3 +115,14 @@ class _Builder:
 
     def _sparse_mlp(self, at: str) -> Mlp:
         raise NotImplementedError("experts: layers/moe.py")  # replaced by the MoE slice of this branch
+
+
+def rotary_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> RotaryTable:
+    """Of an engine with that context limit, for all layers that rotate so."""
+    return build_rotary_table(
+        rope.frequencies(context_tokens),
+        context_tokens,
+        device,
+        attention_factor=rope.attention_factor,
+        interleaved=rope.interleaved,
+    )

@@ -11,17 +11,20 @@ from torch import Tensor
 
 from minisgl_backend.attention.interface import StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import resolve_config
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.folder import read_model_spec
+from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.worker.torch_runner import attention_variants
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
-    """The folder's model with a rotary table for its whole context."""
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", context_tokens: int = 0) -> Model:
+    """The folder's model for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
-    return load_model(spec, folder, torch.device(device), dtype, spec.context_tokens)
+    limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
+    return load_model(spec, folder, torch.device(device), dtype, limit)
 
 
 @torch.inference_mode()
