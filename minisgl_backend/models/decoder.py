@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl_backend.attention.interface import StepAttention
 from minisgl_backend.layers.attention import SelfAttention
-from minisgl_backend.layers.embedding import Embedding
+from minisgl_backend.layers.embedding import EmbeddingOp
 from minisgl_backend.layers.linear import LinearOp
 from minisgl_backend.layers.mlp import Mlp
 from minisgl_backend.layers.norm import RmsNorm
@@ -56,7 +56,7 @@ class Decoder:
     """See Model."""
 
     spec: ModelSpec
-    embedding: Embedding
+    embedding: EmbeddingOp
     rotaries: tuple[RotaryTable, ...]  # of spec.ropes
     layers: tuple[DecoderLayer, ...]
     norm: RmsNorm

@@ -6,14 +6,14 @@ or can not run is refused here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.errors import ModelNotFound, ModelUnsupported
+from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.models.family import Family
 from minisgl_backend.models.fields import ConfigFields
+from minisgl_backend.models.files import open_files, read_object
 from minisgl_backend.models.registry import FAMILIES, refusal
 from minisgl_backend.models.rope_fields import read_ropes
 from minisgl_backend.models.spec import LayerSpec, ModelSpec
@@ -23,17 +23,16 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 
 
 def read_model_spec(folder: Path) -> ModelSpec:
-    """Reads config.json and generation_config.json of the folder.
+    """Reads config.json and generation_config.json of the folder, or what stands for them in a GGUF file.
 
     Raises ModelNotFound when there is no such folder, ModelUnsupported when it needs remote code, is of another
     architecture, or has a field we can not honour; the message names the field.
     """
-    if not folder.is_dir():
-        raise ModelNotFound(f"there is no model folder {str(folder)!r}")
-    config = _read_object(folder / "config.json")
+    files = open_files(folder)
+    config = read_object(files, "config.json")
     if config is None:
         raise ModelUnsupported(f"{str(folder)!r} is not a Hugging Face model folder: it has no config.json")
-    generation = _read_object(folder / "generation_config.json") or {}
+    generation = read_object(files, "generation_config.json") or {}
     return parse_model_spec(config, generation)
 
 
@@ -111,15 +110,3 @@ def _dtype(config: Mapping[str, Any]) -> str:
     if name not in _DTYPES:
         raise ModelUnsupported(f"config.json: dtype {name!r} is not supported; {', '.join(_DTYPES)} are")
     return str(name)
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelUnsupported(f"{path.name} can not be read: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelUnsupported(f"{path.name} must hold a JSON object")
-    return value

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import torch
 
+from minisgl_backend.config import Quantization
 from minisgl_backend.kernels.activation import GATED_ACTIVATIONS
 from minisgl_backend.layers.attention import QkNorms, SelfAttention
-from minisgl_backend.layers.embedding import Embedding
-from minisgl_backend.layers.linear import Linear
 from minisgl_backend.layers.mlp import GatedMlp, Mlp
 from minisgl_backend.layers.norm import RmsNorm
 from minisgl_backend.layers.rotary import RotaryTable, build_rotary_table
 from minisgl_backend.models.checkpoint import Checkpoint, TensorSource, check_tensors
 from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
+from minisgl_backend.models.files import is_gguf
+from minisgl_backend.models.gguf_tensors import GgufTensors
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
@@ -27,13 +28,26 @@ from minisgl_backend.models.weight_names import WeightNames
 from minisgl_backend.models.weights import Weights
 
 
-def load_model(spec: ModelSpec, folder: Path, device: torch.device, dtype: torch.dtype, context_tokens: int) -> Decoder:
-    """Maps the folder's weights and builds the model on the device. Raises ModelUnsupported."""
-    return build_decoder(spec, Checkpoint(folder), device, dtype, context_tokens)
+def load_model(
+    spec: ModelSpec,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_tokens: int,
+    quantization: Quantization = "none",
+) -> Decoder:
+    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported."""
+    source = GgufTensors(path, spec) if is_gguf(path) else Checkpoint(path)
+    return build_decoder(spec, source, device, dtype, context_tokens, quantization)
 
 
 def build_decoder(
-    spec: ModelSpec, source: TensorSource, device: torch.device, dtype: torch.dtype, context_tokens: int
+    spec: ModelSpec,
+    source: TensorSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_tokens: int,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Checks every tensor's name and shape, then reads them one by one; see Weights.
 
@@ -41,7 +55,8 @@ def build_decoder(
     Raises ModelUnsupported.
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
-    return _Builder(spec, FAMILIES[spec.architecture].names, Weights(source, device, dtype)).decoder(context_tokens)
+    weights = Weights(source, device, dtype, quantization)
+    return _Builder(spec, FAMILIES[spec.architecture].names, weights).decoder(context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +67,19 @@ class _Builder:
 
     def decoder(self, context_tokens: int) -> Decoder:
         spec, names, device = self.spec, self.names, self.weights.device
-        embedding = self._embedding()
+        embedding, tied_head = self.weights.embedding(names.embedding, self._embedding_scale())
         return Decoder(
             spec=spec,
             embedding=embedding,
             rotaries=tuple(rotary_table(rope, context_tokens, device) for rope in spec.ropes),
             layers=tuple(self._layer(index) for index in range(spec.num_layers)),
             norm=self._norm(names.final_norm),
-            lm_head=Linear(embedding.weight) if spec.tie_embeddings else self.weights.linear([names.head], bias=False),
+            lm_head=tied_head if spec.tie_embeddings else self.weights.head(names.head),
         )
 
-    def _embedding(self) -> Embedding:
-        """The scale is rounded as the families round theirs: to the model's dtype."""
-        scale = torch.tensor(self.spec.embedding_scale, dtype=self.weights.dtype).item()
-        return Embedding(self.weights.tensor(f"{self.names.embedding}.weight"), scale)
+    def _embedding_scale(self) -> float:
+        """Rounded as the families round theirs: to the model's dtype."""
+        return torch.tensor(self.spec.embedding_scale, dtype=self.weights.dtype).item()
 
     def _layer(self, index: int) -> DecoderLayer:
         names, at = self.names, self.names.layer.format(layer=index)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from minisgl_backend.models.registry import FAMILIES
-from minisgl_backend.models.spec import ModelSpec
+from minisgl_backend.models.spec import ModelSpec, MoeSpec
 from minisgl_backend.models.weight_names import WeightNames
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def expected_tensors(spec: ModelSpec) -> Shapes:
-    """Every tensor's name and shape, in the order of the model."""
-    names = FAMILIES[spec.architecture].names
+def expected_tensors(spec: ModelSpec, names: WeightNames | None = None) -> Shapes:
+    """Every tensor's name and shape, in the order of the model. names: instead of those of the family's checkpoints."""
+    names = names or FAMILIES[spec.architecture].names
     shapes: Shapes = {f"{names.embedding}.weight": (spec.vocab_size, spec.hidden_size)}
     for index, layer in enumerate(spec.layers):
         at = names.layer.format(layer=index)
@@ -71,20 +71,32 @@ def _mlp(spec: ModelSpec, names: WeightNames) -> _Entries:
 
 
 def _experts(spec: ModelSpec, names: WeightNames) -> _Entries:
-    """One tensor an expert and product; a family that stacks them brings its own names."""
     moe, hidden = spec.moe, spec.hidden_size
     assert moe is not None, "a sparse layer without experts"
     yield from _linear(names.router, moe.num_experts, hidden, moe.biases)
-    for expert in range(moe.num_experts):
-        for name in (names.expert_gate, names.expert_up):
-            yield from _linear(name.format(expert=expert), moe.intermediate_size, hidden, moe.biases)
-        yield from _linear(names.expert_down.format(expert=expert), hidden, moe.intermediate_size, moe.biases)
+    yield from _stacked_experts(moe, hidden, names) if names.experts_gate_up else _single_experts(moe, hidden, names)
     if inner := moe.shared_intermediate_size:
         for name in (names.shared_gate, names.shared_up):
             yield from _linear(name, inner, hidden, False)
         yield from _linear(names.shared_down, hidden, inner, False)
         if moe.shared_gate:
             yield f"{names.shared_switch}.weight", (1, hidden)
+
+
+def _single_experts(moe: MoeSpec, hidden: int, names: WeightNames) -> _Entries:
+    for expert in range(moe.num_experts):
+        for name in (names.expert_gate, names.expert_up):
+            yield from _linear(name.format(expert=expert), moe.intermediate_size, hidden, moe.biases)
+        yield from _linear(names.expert_down.format(expert=expert), hidden, moe.intermediate_size, moe.biases)
+
+
+def _stacked_experts(moe: MoeSpec, hidden: int, names: WeightNames) -> _Entries:
+    experts, inner = moe.num_experts, moe.intermediate_size
+    yield names.experts_gate_up, (experts, hidden, 2 * inner)
+    yield names.experts_down, (experts, inner, hidden)
+    if moe.biases:
+        yield f"{names.experts_gate_up}_bias", (experts, 2 * inner)
+        yield f"{names.experts_down}_bias", (experts, hidden)
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> _Entries:

@@ -40,6 +40,8 @@ class WeightNames:
     expert_gate: str = "mlp.experts.{expert}.gate_proj"
     expert_up: str = "mlp.experts.{expert}.up_proj"
     expert_down: str = "mlp.experts.{expert}.down_proj"
+    experts_gate_up: str = ""  # of all experts in one tensor, instead of the three an expert; see experts.py
+    experts_down: str = ""  # likewise; both are whole names, with `_bias` those of their biases
     shared_gate: str = "mlp.shared_expert.gate_proj"
     shared_up: str = "mlp.shared_expert.up_proj"
     shared_down: str = "mlp.shared_expert.down_proj"

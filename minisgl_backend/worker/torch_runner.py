@@ -194,7 +194,7 @@ def build_torch_runner(
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
     progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
     with torch.inference_mode():
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens)
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization)
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minisgl_backend.attention.interface import StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
-from minisgl_backend.config import resolve_config
+from minisgl_backend.config import Quantization, resolve_config
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
@@ -20,18 +20,24 @@ from minisgl_backend.models.model import Model
 from minisgl_backend.worker.torch_runner import attention_variants
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", context_tokens: int = 0) -> Model:
-    """The folder's model for a context limit: as in the settings, 0 is the model's own."""
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    context_tokens: int = 0,
+    quantization: Quantization = "none",
+) -> Model:
+    """The model of a folder or GGUF file for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
     limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
-    return load_model(spec, folder, torch.device(device), dtype, limit)
+    return load_model(spec, folder, torch.device(device), dtype, limit, quantization)
 
 
 @torch.inference_mode()
 def logits_of(model: Model, tokens: Sequence[int], chunks: Sequence[int], page_size: int, dtype: torch.dtype) -> Tensor:
     """tokens in chunks of the given lengths (their sum is len(tokens)) → [tokens, vocab] on the model's device."""
     spec = model.spec
-    device = model.embedding.weight.device  # type: ignore[attr-defined]
+    device = model.norm.weight.device  # type: ignore[attr-defined]
     num_pages = -(-len(tokens) // page_size)
     pool = PagedKvPool(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), num_pages, page_size, device)
     backend = TorchAttention(pool, attention_variants(spec))
