@@ -30,6 +30,7 @@ from minisgl_backend.attention.step_views import (
     view_rows,
 )
 from minisgl_backend.kernels.blocked_attention import BlockedAttention
+from minisgl_backend.kernels.finite import broken_vectors
 from minisgl_backend.kernels.paged_kv import gather_pages, write_kv
 from minisgl_backend.kvpool.paged import PagedKvPool
 
@@ -53,7 +54,7 @@ class TorchAttention:
             scratch_page=pool.scratch_page,
             mask_dtype=k_pages.dtype,
             group_tokens=bound // (elements * k_pages.element_size()),
-            block_tokens=bound // (2 * elements * (k_pages.element_size() + 3 * 4)),  # fp32 copies; half for the scores
+            block_tokens=bound // (2 * elements * (k_pages.element_size() + 2 * 4)),  # in fp32 too; half for scores
         )
 
     def begin(self, rows: StepRows) -> TorchStepAttention:
@@ -122,16 +123,19 @@ def _attend_group(q: Tensor, k_pages: Tensor, v_pages: Tensor, group: DecodeGrou
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, chunk: Chunk, scale: float, out: Tensor) -> None:
-    """q [length, heads, d], k and v [places, kv_heads, d] → out [length, heads, d], which is mutated."""
+    """q [length, heads, d], k and v [places, kv_heads, d] → out [length, heads, d], which is mutated, and so
+    are k and v if they were gathered.
+    """
     if chunk.begins is None:
         for part in chunk.parts:
             out[part.queries] = _attend_part(q[part.queries], k[part.places], v[part.places], part.mask, scale)
         return
-    broken = (k.isfinite() & v.isfinite()).flatten(1).all(-1).logical_not_()
-    k, v = (x.masked_fill(broken[:, None, None], 0.0) for x in (k, v))
+    broken = broken_vectors(k.flatten(1)) | broken_vectors(v.flatten(1))
+    fill = Tensor.masked_fill if chunk.table is None else Tensor.masked_fill_  # what was gathered is ours
+    k, v = (fill(x, broken[:, None], 0.0) for x in (k, v))
     for part in chunk.parts:
         out[part.queries] = _attend_part(q[part.queries], k[part.places], v[part.places], part.mask, scale)
-    before = F.pad(broken.cumsum(0), (1, 0))  # broken places before each, and before the end
+    before = F.pad(broken[:, 0].cumsum(0), (1, 0))  # broken places before each, and before the end
     seen = before[len(k) - len(q) + 1 :] > before[chunk.begins]
     out.masked_fill_(seen[:, None, None], torch.nan)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minisgl_backend.kernels.finite import broken_vectors
+
 _LOWEST = torch.finfo(torch.float32).min
 
 _SCORE_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
@@ -41,12 +43,14 @@ class BlockedAttention:
     def add(self, queries: slice, k: Tensor, v: Tensor, hidden: Tensor | None) -> None:
         """k, v [rows, places, kv_heads, head_dim]: seen by none but `queries`, and by each of these where `hidden`
         (bool [rows, queries or 1, places]) is false; None: everywhere. Each pair of query and key at most once.
+        Takes over k and v, which may be mutated.
         """
         rows, places, _, _ = k.shape
         k, v = k.float(), v.float()
         if hidden is not None:  # its weight will be 0, and 0 · NaN is NaN: the score tells of it to those who see it
-            broken = v.isfinite().all(-1, keepdim=True).logical_not_()
-            k, v = k.masked_fill(broken, torch.nan), v.masked_fill(broken, 0.0)
+            broken = broken_vectors(v)
+            k.masked_fill_(broken, torch.nan)
+            v.masked_fill_(broken, 0.0)
         step = max(_SCORE_BYTES[k.device.type] // (4 * rows * self._heads * places), 1)
         for start in range(queries.start, queries.stop, step):
             piece = slice(start, min(start + step, queries.stop))
