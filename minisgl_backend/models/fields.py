@@ -27,9 +27,12 @@ class ConfigFields:
         value = self.values[key] if key in self.values else self.defaults.get(key)
         return default if value is None else value
 
-    def positive(self, key: str, default: int | None = None) -> int:
+    def positive(self, key: str, default: int | None = None, *, at_most: int | None = None) -> int:
         """A whole number of at least 1."""
-        return self.whole(key, default, at_least=1)
+        value = self.whole(key, default, at_least=1)
+        if at_most is not None and value > at_most:
+            raise ModelUnsupported(f"{self.place}: {key} must be at most {at_most}, got {value}")
+        return value
 
     def whole(self, key: str, default: int | None = None, *, at_least: int = 0) -> int:
         value = self.get(key, default)
@@ -38,6 +41,15 @@ class ConfigFields:
             raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
         return value
 
+    def wholes(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers, or None when it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(entry) is int and entry >= 0 for entry in value):
+            raise ModelUnsupported(f"{self.place}: {key} must be a list of integers of at least 0, got {value!r}")
+        return tuple(value)
+
     def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
         """A number greater than `above`."""
         value = self.get(key, default)
@@ -45,6 +57,10 @@ class ConfigFields:
             wanted = "a positive number" if above == 0.0 else f"a number above {above:g}"
             raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
         return float(value)
+
+    def number_or_none(self, key: str) -> float | None:
+        """A number greater than 0, or None when it is null or not there."""
+        return None if self.get(key) is None else self.number(key)
 
     def epsilon(self, key: str) -> float:
         """What a norm adds to a mean of squares."""
@@ -74,6 +90,15 @@ class ConfigFields:
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             raise ModelUnsupported(f"{self.place}: {key} must be a list of strings, got {value!r}")
         return tuple(value)
+
+    def flags(self, key: str) -> tuple[bool, ...] | None:
+        """A list of flags, or None when it is absent."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(entry in (True, False) for entry in value):
+            raise ModelUnsupported(f"{self.place}: {key} must be a list of flags, got {value!r}")
+        return tuple(bool(entry) for entry in value)
 
     def refuse(self, key: str, reason: str) -> None:
         """Raises when the field has any other value than null, false, 0, or an empty one."""

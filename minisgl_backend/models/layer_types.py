@@ -1,4 +1,4 @@
-"""Which layers attend to a window only. Pure, no torch."""
+"""Which layers attend to a window only, and what else they do differently. Pure, no torch."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def with_windows(fields: ConfigFields, spec: ModelSpec, slides: Callable[[int], 
     window = fields.positive("sliding_window") if SLIDING in types else 0
     layers = zip(spec.layers, types, strict=True)
     return replace(spec, layers=tuple(replace(layer, window=window * (name == SLIDING)) for layer, name in layers))
+
+
+def with_local_ropes(spec: ModelSpec) -> ModelSpec:
+    """Of the two ropes of `read_ropes`, the second for the layers with a window, the first for the others."""
+    layers = tuple(replace(layer, rope=1 if layer.window else 0) for layer in spec.layers)
+    return replace(spec, layers=layers)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from minisgl_backend.models.families.gemma import GEMMA2, GEMMA3
+from minisgl_backend.models.families.glm import GLM, GLM4
 from minisgl_backend.models.families.llama import LLAMA
 from minisgl_backend.models.families.mistral import MINISTRAL, MISTRAL
 from minisgl_backend.models.families.olmo import OLMO2
+from minisgl_backend.models.families.phi import PHI3
 from minisgl_backend.models.families.qwen import QWEN2, QWEN3
+from minisgl_backend.models.families.smollm3 import SMOLLM3
 from minisgl_backend.models.family import Family
 
 _FAMILIES = (
@@ -16,7 +20,13 @@ _FAMILIES = (
     MINISTRAL,
     QWEN2,
     QWEN3,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
     OLMO2,
+    GLM,
+    GLM4,
+    SMOLLM3,
 )
 
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _FAMILIES}

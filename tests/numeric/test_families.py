@@ -27,6 +27,7 @@ CUTS = {
 }
 PROMPT_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 100)
 NUM_NEW = 64
+SETTINGS = {"device": "cpu", "dtype": "fp32", "max_running": 8, "context_tokens": 256, "threads": 1, "page_size": 3}
 
 
 @pytest.fixture(scope="module", params=FAMILY_CASES)
@@ -67,19 +68,7 @@ def test_greedy_answers_of_a_mixed_batch_are_those_of_transformers(folder: Path,
     by induction. Where its best two logits are closer than the tolerance, either will do.
     """
     prompts = [some_tokens(length, seed=length) for length in PROMPT_LENGTHS]
-    runner = build_runner(
-        resolve_config(
-            {
-                "device": "cpu",
-                "dtype": "fp32",
-                "max_running": 8,
-                "context_tokens": 256,
-                "threads": 1,
-                "page_size": 3,
-            }
-        ),
-        folder,
-    )
+    runner = build_runner(resolve_config(SETTINGS), folder)
     try:
         runner.warm_up()
         answers = generate(runner.run, Planner(3, runner.num_pages), prompts, NUM_NEW, chunk_tokens=40)

@@ -37,7 +37,11 @@ def test_every_default_of_a_family_is_that_of_the_class(architecture: str) -> No
     written = written_by_transformers(architecture)
     if not written.get("use_sliding_window", True):
         written.pop("sliding_window")  # the class drops a window that is not used
-    known = {**written.pop("rope_parameters"), **written}
+    rope = written.pop("rope_parameters")
+    if "full_attention" in rope:
+        local = {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"]}
+        rope = {**rope["full_attention"], **local, "sliding_window_pattern": written["_sliding_window_pattern"]}
+    known = {**rope, **written}
     defaults = FAMILIES[architecture].defaults
     assert {key: value for key, value in defaults.items() if key in known and value != known[key]} == {}
 
@@ -45,11 +49,13 @@ def test_every_default_of_a_family_is_that_of_the_class(architecture: str) -> No
 def as_transformers_4_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
     """The spelling of most configs on the hub: rope_theta and rope_scaling apart, torch_dtype."""
     config = dict(config)
-    rope = dict(config.pop("rope_parameters"))
-    for key in ("rope_theta", "partial_rotary_factor"):
-        if key in rope:
-            config[key] = rope.pop(key)
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    rope = config.pop("rope_parameters")
+    if "full_attention" in rope:  # Gemma 3
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    config.update({key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope})
+    scaling = {key: value for key, value in rope.items() if key not in config and key != "rope_theta"}
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
     config["torch_dtype"] = config.pop("dtype")
     return config
 

@@ -78,6 +78,62 @@ def test_windows_of_qwen_begin_at_a_layer_and_only_where_they_are_asked_for(arch
     assert windows(architecture, use_sliding_window=True, sliding_window=8, layer_types=types) == [0, 8, 0, 8]
 
 
+def test_every_other_layer_of_gemma_2_has_the_window_unless_layer_types_says_otherwise() -> None:
+    assert windows("Gemma2ForCausalLM", sliding_window=8) == [8, 0, 8, 0]
+    types = ["full_attention"] * 3 + ["sliding_attention"]
+    assert windows("Gemma2ForCausalLM", sliding_window=8, layer_types=types) == [0, 0, 0, 8]
+
+
+def test_gemma_2_has_its_caps_unless_they_are_null() -> None:
+    spec = parse("Gemma2ForCausalLM")
+    assert (spec.attention_softcap, spec.final_softcap) == (50.0, 30.0)
+    spec = parse("Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (spec.attention_softcap, spec.final_softcap) == (0.0, 0.0)
+
+
+def test_gemma_scales_scores_by_a_field_of_its_own_and_embeddings_by_the_root_of_their_size() -> None:
+    spec = parse("Gemma2ForCausalLM", query_pre_attn_scalar=144)
+    assert spec.attention_scale == 144**-0.5 and spec.embedding_scale == 32**0.5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window_pattern": 3},
+        {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+    ],
+)
+def test_layers_of_gemma_3_with_a_window_rotate_by_frequencies_of_their_own(fields: dict[str, Any]) -> None:
+    spec = parse("Gemma3ForCausalLM", sliding_window=8, rope_theta=500.0, rope_local_base_freq=50.0, **fields)
+    assert [layer.window for layer in spec.layers] == [8, 8, 0, 8]
+    assert [spec.ropes[layer.rope or 0].theta for layer in spec.layers] == [50.0, 50.0, 500.0, 50.0]
+
+
+def test_smollm3_does_not_rotate_every_fourth_layer_or_those_that_are_named() -> None:
+    assert [layer.rope for layer in parse("SmolLM3ForCausalLM").layers] == [0, 0, 0, None]
+    spec = parse("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 1, 0])
+    assert [layer.rope for layer in spec.layers] == [None, 0, 0, None]
+
+
+def test_only_layers_of_smollm3_that_do_not_rotate_have_the_window() -> None:
+    fields = {"sliding_window": 8, "no_rope_layers": [1, 0, 1, 0]}
+    assert windows("SmolLM3ForCausalLM", use_sliding_window=True, **fields) == [0, 8, 0, 8]
+    assert windows("SmolLM3ForCausalLM", **fields) == [0] * 4
+
+
+@pytest.mark.parametrize("architecture", ["GlmForCausalLM", "Glm4ForCausalLM"])
+def test_half_of_a_head_of_glm_rotates_in_pairs_of_neighbours(architecture: str) -> None:
+    (rope,) = parse(architecture, head_dim=16).ropes
+    assert (rope.rotary_dim, rope.interleaved) == (8, True)
+
+
+def test_the_original_length_of_phi_3_stands_beside_its_factors() -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    fields = {"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **factors}}
+    (rope,) = parse("Phi3ForCausalLM", original_max_position_embeddings=2048, **fields).ropes
+    assert rope.frequencies(4096)[0] == 0.5 and rope.frequencies(2048)[0] == 1.0
+
+
 SLIDING = ["sliding_attention"] * 4
 
 
@@ -91,7 +147,20 @@ SLIDING = ["sliding_attention"] * 4
         ("MinistralForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "layer_types entry 'chunked_attention'"),
         ("MinistralForCausalLM", {"layer_types": "full_attention"}, "layer_types must be a list of strings"),
         ("Qwen2ForCausalLM", {"layer_types": SLIDING}, "layer_types has windows, but use_sliding_window is false"),
-        ("Gemma3ForConditionalGeneration", {}, "takes images or audio beside text"),
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window must be a positive integer, got None"),
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supp"),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": -1.0}, "final_logit_softcapping must be a positive number"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries, num_hidden_layers is 4"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": "none"}, "no_rope_layers must be a list of flags, got 'none'"),
+        ("Qwen2ForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        (
+            "Gemma3ForConditionalGeneration",
+            {},
+            r"takes images or audio .*; a checkpoint of its text model alone \(Gemma3ForCausalLM\) does",
+        ),
+        ("Qwen2_5_VLForConditionalGeneration", {}, "takes images or audio beside text, which this engine does not$"),
     ],
 )
 def test_what_a_family_can_not_honour_is_refused_by_name(
