@@ -8,7 +8,7 @@ from minisgl_backend.models.families.gemma import GEMMA2, GEMMA3
 from minisgl_backend.models.families.glm import GLM, GLM4
 from minisgl_backend.models.families.llama import LLAMA
 from minisgl_backend.models.families.mistral import MINISTRAL, MISTRAL
-from minisgl_backend.models.families.olmo import OLMO2
+from minisgl_backend.models.families.olmo import OLMO2, OLMO3
 from minisgl_backend.models.families.phi import PHI3
 from minisgl_backend.models.families.qwen import QWEN2, QWEN3
 from minisgl_backend.models.families.smollm3 import SMOLLM3
@@ -24,6 +24,7 @@ _FAMILIES = (
     GEMMA3,
     PHI3,
     OLMO2,
+    OLMO3,
     GLM,
     GLM4,
     SMOLLM3,

@@ -73,6 +73,24 @@ FAMILY_CASES: Mapping[str, FamilyCase] = {
     ),
     "olmo2": FamilyCase("Olmo2ForCausalLM"),
     "olmo2_with_biases": FamilyCase("Olmo2ForCausalLM", {"attention_bias": True, "num_key_value_heads": None}),
+    "olmo3": FamilyCase("Olmo3ForCausalLM", {"sliding_window": WINDOW, "num_hidden_layers": 4}),
+    "olmo3_stretched": FamilyCase(
+        "Olmo3ForCausalLM",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500.0,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "gemma2": FamilyCase(
         "Gemma2ForCausalLM",
         {

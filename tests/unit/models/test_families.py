@@ -109,6 +109,13 @@ def test_layers_of_gemma_3_with_a_window_rotate_by_frequencies_of_their_own(fiel
     assert [spec.ropes[layer.rope or 0].theta for layer in spec.layers] == [50.0, 50.0, 500.0, 50.0]
 
 
+def test_only_layers_of_olmo_3_without_a_window_are_stretched() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256}
+    spec = parse("Olmo3ForCausalLM", sliding_window=8, rope_scaling=yarn)
+    assert [layer.window for layer in spec.layers] == [8, 8, 8, 0]
+    assert [spec.ropes[layer.rope or 0].kind for layer in spec.layers] == ["default"] * 3 + ["yarn"]
+
+
 def test_smollm3_does_not_rotate_every_fourth_layer_or_those_that_are_named() -> None:
     assert [layer.rope for layer in parse("SmolLM3ForCausalLM").layers] == [0, 0, 0, None]
     spec = parse("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 1, 0])
