@@ -214,7 +214,26 @@ def build_torch_runner(
         num_pages = _choose_pages(config, shape, device, context_tokens, runner)
         size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
         progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
+        if line := _windows_line(spec, shape, context_tokens):
+            progress(line)
         return runner(num_pages)
+
+
+def _windows_line(spec: ModelSpec, shape: KvShape, context_tokens: int) -> str:
+    """What the pool keeps although no layer that it belongs to can see it; empty where there is no such thing.
+
+    A page holds its tokens in all layers and is freed as a whole: the cache does not know of windows.
+    """
+    windows = [layer.window for layer in spec.layers if 0 < layer.window < context_tokens]
+    if not windows:
+        return ""
+    token_bytes = shape.bytes_per_page(1)
+    unseen_bytes = token_bytes // spec.num_layers * len(windows)
+    lengths = " or ".join(f"{window:,}" for window in sorted(set(windows)))
+    return (
+        f"{len(windows)} of {spec.num_layers} layers see the last {lengths} tokens; what they no longer see is kept all"
+        f" the same: {unseen_bytes:,} of {token_bytes:,} bytes a token"
+    )
 
 
 def _choose_pages(

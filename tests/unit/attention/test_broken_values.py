@@ -64,3 +64,11 @@ def test_a_chunk_that_is_broken_at_its_end_is_right_before_it_and_broken_at_its_
             case.values[0][:, place] = torch.nan
             finite = case.attend(0).isfinite().all(-1).tolist()
             assert finite == [not 0 <= start + token - place < 16 for token in range(81)]
+
+
+def test_a_row_with_fewer_pages_than_its_group_is_not_filled_up_with_its_own_broken_one() -> None:
+    """Row 1 sees 65 … 69, in the last page of the table; row 0 sees 61 … 65, in two."""
+    case = AttentionCase([(65, 1), (69, 1)], 16, variants=[AttentionVariant(0.3, window=5)])
+    case.keys[1][:, 64] = case.values[1][:, 64] = torch.nan
+    case.fill()
+    torch.testing.assert_close(case.attend(0).double(), case.expected(0), atol=1e-5, rtol=0)

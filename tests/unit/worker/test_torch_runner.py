@@ -208,6 +208,18 @@ def test_the_build_says_what_it_does(folder: Path) -> None:
     assert "KV pages of 16 tokens" in lines[1]
 
 
+def test_the_build_says_what_is_kept_of_layers_that_no_longer_see_it(tmp_path: Path) -> None:
+    """Only where a sequence can be longer than the window."""
+    windows = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+    folder = write_random_llama(tmp_path, architectures=["Qwen2ForCausalLM"], num_hidden_layers=3, **windows)
+    kept = "what they no longer see is kept all the same: 256 of 384 bytes a token"
+    for context, expected in [(128, [f"2 of 3 layers see the last 48 tokens; {kept}"]), (48, [])]:
+        lines: list[str] = []
+        settings = {"device": "cpu", "dtype": "fp32", "threads": 1, "context_tokens": context}
+        build_runner(resolve_config(settings), folder, 0, lines.append)
+        assert [line for line in lines if "layers" in line] == expected
+
+
 def test_threads_are_set_from_the_settings(folder: Path) -> None:
     before = torch.get_num_threads()
     try:
