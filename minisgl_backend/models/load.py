@@ -18,6 +18,7 @@ from minisgl_backend.layers.norm import RmsNorm
 from minisgl_backend.layers.rotary import RotaryTable, build_rotary_table
 from minisgl_backend.models.checkpoint import Checkpoint, TensorSource, check_tensors
 from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
+from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
 from minisgl_backend.models.registry import FAMILIES
@@ -37,8 +38,12 @@ def load_model(
     quantization: Quantization = "none",
 ) -> Decoder:
     """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported."""
-    source = GgufTensors(path, spec) if is_gguf(path) else Checkpoint(path)
-    return build_decoder(spec, source, device, dtype, context_tokens, quantization)
+    return build_decoder(spec, open_source(spec, path), device, dtype, context_tokens, quantization)
+
+
+def open_source(spec: ModelSpec, path: Path) -> TensorSource:
+    """The tensors of a folder or GGUF file, by the names of the spec's family. Raises ModelUnsupported."""
+    return GgufTensors(path, spec) if is_gguf(path) else Checkpoint(path)
 
 
 def build_decoder(
@@ -128,7 +133,8 @@ class _Builder:
         )
 
     def _sparse_mlp(self, at: str) -> Mlp:
-        raise NotImplementedError("experts: layers/moe.py")  # replaced by the MoE slice of this branch
+        assert self.spec.moe is not None, "a sparse layer without experts"
+        return build_sparse_mlp(self.spec.moe, self.spec, self.names, self.weights, at)
 
 
 def rotary_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> RotaryTable:
