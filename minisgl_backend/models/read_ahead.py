@@ -22,14 +22,19 @@ def read_ahead(path: Path) -> threading.Thread | None:
     Returns that thread; None when there is nothing to read or no room for it. What can not be opened is left to
     whoever loads it.
     """
-    found = [path] if is_gguf(path) else sorted(path.glob("*.safetensors"))
-    files = [file for file in found if file.is_file()]  # a broken link is none
+    files = weight_files(path)
     size_bytes = sum(file.stat().st_size for file in files)
     if not files or size_bytes > free_memory_bytes() * _SHARE:
         return None
     thread = threading.Thread(target=_ask, args=(files,), name="minisgl-read-ahead", daemon=True)
     thread.start()
     return thread
+
+
+def weight_files(path: Path) -> list[Path]:
+    """A GGUF file, or the folder's safetensors that can be read."""
+    found = [path] if is_gguf(path) else sorted(path.glob("*.safetensors"))
+    return [file for file in found if file.is_file()]  # a broken link is none
 
 
 def _ask(files: list[Path]) -> None:
