@@ -7,7 +7,8 @@ exact side, and the bounds below are those of its rounding, with u = 2^-24, half
 - cos and sin beside those of transformers' own frequencies with the angle taken in fp64: the angle times that bound,
   and u for our rounding of the result;
 - cos and sin beside the module's own: the angle's own rounding, u of it, comes on top, and that of the module's result.
-At position 131,072 and one radian per position the last is 0.02 (default) to 0.3 (yarn by 32): what fp32 costs.
+At position 131,072 and one radian per position the last is 0.03 (default) to 0.28 (yarn by 32), what fp32 may cost. What it
+does cost, seen over all positions: frequencies are off by 1 to 4 u, the module's cos by 0.0006 (linear) to 0.009 (llama3).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from minisgl_backend.models.rope_fields import read_ropes
 
 CPU = torch.device("cpu")
 ULP = 2.0**-24
+HEAD_DIM = 64
 CONTEXT = 131_073
 POSITIONS = torch.cat(
     (torch.arange(600), torch.arange(600, CONTEXT, 97), torch.tensor([4095, 4096, 65536, CONTEXT - 1]))
@@ -74,37 +76,47 @@ KINDS: dict[str, dict[str, Any]] = {
         "attention_factor": 1.25,
         "original_max_position_embeddings": 16,  # all of the ramp is cut off at both ends
     },
+    "yarn_of_a_small_theta": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "beta_fast": 4096.0,
+        "original_max_position_embeddings": 131072,  # the slowest pair turns often: the ramp ends beyond it
+    },
     "longrope": {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "short_factor": [1.0 + 0.02 * pair for pair in range(64)],
-        "long_factor": [1.0 + pair for pair in range(64)],
+        "short_factor": [1.0 + 0.02 * pair for pair in range(HEAD_DIM // 2)],
+        "long_factor": [1.0 + pair for pair in range(HEAD_DIM // 2)],
         "original_max_position_embeddings": 4096,
     },
     "longrope_of_a_given_factor": {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
         "factor": 16.0,
-        "short_factor": [1.0 + 0.02 * pair for pair in range(64)],
-        "long_factor": [1.0 + pair for pair in range(64)],
+        "short_factor": [1.0 + 0.02 * pair for pair in range(HEAD_DIM // 2)],
+        "long_factor": [1.0 + pair for pair in range(HEAD_DIM // 2)],
         "original_max_position_embeddings": 4096,
     },
 }
 
 
 def config_of(kind: str) -> Any:
-    """A Llama with heads of 128."""
+    """A Llama."""
     from transformers import LlamaConfig
 
     limit = 32768 if kind == "dynamic" else 131072
     return LlamaConfig(
-        hidden_size=512, num_attention_heads=4, max_position_embeddings=limit, rope_parameters=dict(KINDS[kind])
+        hidden_size=4 * HEAD_DIM,
+        num_attention_heads=4,
+        max_position_embeddings=limit,
+        rope_parameters=dict(KINDS[kind]),
     )
 
 
-def as_read(config: Any, defaults: dict[str, Any] | None = None) -> tuple[RopeSpec, ...]:
+def as_read(config: Any, defaults: dict[str, Any] | None = None, head_dim: int = HEAD_DIM) -> tuple[RopeSpec, ...]:
     """What a folder of that config says."""
-    return read_ropes(ConfigFields(json.loads(config.to_json_string()), defaults or {}), 128)
+    return read_ropes(ConfigFields(json.loads(config.to_json_string()), defaults or {}), head_dim)
 
 
 def frequency_bound(kind: str) -> float:
@@ -173,7 +185,7 @@ def test_gemmas_two_ropes_are_those_of_transformers() -> None:
         num_hidden_layers=6, head_dim=128, rope_scaling={"rope_type": "linear", "factor": 8.0}, rope_local_base_freq=2e4
     )
     module = Gemma3RotaryEmbedding(config)
-    ropes = as_read(config, {"rope_theta": 1e6, "rope_local_base_freq": 1e4})
+    ropes = as_read(config, {"rope_theta": 1e6, "rope_local_base_freq": 1e4}, 128)
     for rope, layer_type in zip(ropes, ("full_attention", "sliding_attention"), strict=True):
         expected = getattr(module, f"{layer_type}_inv_freq").double()
         got = torch.tensor(rope.frequencies(131072), dtype=torch.float64)
@@ -189,7 +201,7 @@ def test_the_half_of_a_head_that_glm4_rotates_is_interleaved_as_in_transformers(
     from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding, apply_rotary_pos_emb
 
     config = Glm4Config(head_dim=128, partial_rotary_factor=0.5)
-    (rope,) = as_read(config, {"partial_rotary_factor": 0.5})
+    (rope,) = as_read(config, {"partial_rotary_factor": 0.5}, 128)
     assert rope.rotary_dim == 64
     positions = torch.arange(40)
     x = some_heads(128)
@@ -216,7 +228,7 @@ def test_the_share_of_a_head_that_phi_rotates_is_that_of_transformers() -> None:
             partial_rotary_factor=0.75,
             rope_scaling=dict(scaling),
         )
-        (rope,) = as_read(config, {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096})
+        (rope,) = as_read(config, {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096}, 128)
         assert rope.kind == "longrope" and rope.rotary_dim == 96 and rope.attention_factor > 1.1
         positions = torch.arange(limit)
         x = some_heads(128)
@@ -225,7 +237,7 @@ def test_the_share_of_a_head_that_phi_rotates_is_that_of_transformers() -> None:
         torch.testing.assert_close(rotary_table(rope, limit, CPU).at(positions)(x), expected[0], atol=2e-5, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     pairs=st.integers(1, 16),
     kept=st.integers(0, 8),
