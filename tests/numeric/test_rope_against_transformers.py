@@ -7,8 +7,8 @@ exact side, and the bounds below are those of its rounding, with u = 2^-24, half
 - cos and sin beside those of transformers' own frequencies with the angle taken in fp64: the angle times that bound,
   and u for our rounding of the result;
 - cos and sin beside the module's own: the angle's own rounding, u of it, comes on top, and that of the module's result.
-At position 131,072 and one radian per position the last is 0.03 (default) to 0.28 (yarn by 32), what fp32 may cost. What it
-does cost, seen over all positions: frequencies are off by 1 to 4 u, the module's cos by 0.0006 (linear) to 0.009 (llama3).
+At position 131,072 and one radian per position the last is 0.03 (default) to 0.28 (yarn by 32): what fp32 may cost.
+What it does cost, seen over all positions: the module's cos is off by 0.0006 (linear) to 0.009 (llama3).
 """
 
 from __future__ import annotations
