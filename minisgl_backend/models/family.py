@@ -24,6 +24,8 @@ class Family:
     """What one architecture name means: everything by which it differs from Llama.
 
     architecture: as in `architectures` of config.json.
+    model_type: as there. A folder that says both is one of this family, also where it brings code of its own
+    (`auto_map`), which then is not needed.
     models: whose it is, for `minisgl models`.
     defaults: fields that config.json may leave out, with the values of transformers' class of this family.
     declare: gets the spec as a Llama of the same fields would have it and returns it with the differences. Raises
@@ -31,6 +33,7 @@ class Family:
     """
 
     architecture: str
+    model_type: str
     models: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     declare: Callable[[ConfigFields, ModelSpec], ModelSpec] = as_llama

@@ -39,8 +39,11 @@ def read_model_spec(folder: Path) -> ModelSpec:
 def parse_model_spec(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
     """The objects of config.json and generation_config.json → ModelSpec; see `read_model_spec`."""
     family = _family(config)
-    if config.get("quantization_config"):
-        raise ModelUnsupported("config.json: quantization_config is not supported; use an unquantised checkpoint")
+    if packed := config.get("quantization_config"):
+        method = packed.get("quant_method") if isinstance(packed, Mapping) else packed
+        raise ModelUnsupported(
+            f"config.json: quantization_config is not supported, quant_method {method!r}; use an unquantised checkpoint"
+        )
     fields = ConfigFields(config, family.defaults)
     return family.declare(fields, _as_llama(fields, generation))
 
@@ -91,18 +94,17 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
 
 
 def _family(config: Mapping[str, Any]) -> Family:
-    if config.get("auto_map"):
-        raise ModelUnsupported("config.json: auto_map asks for code from the model's folder, which is never run here")
     names = config.get("architectures") or []
-    supported = ", ".join(FAMILIES)
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise ModelUnsupported(
-            f"config.json: architectures must name one architecture, got {names!r}; supported are: {supported}"
-        )
-    if names[0] not in FAMILIES:
-        reason = refusal(names[0])
-        raise ModelUnsupported(f"architecture {names[0]!r} is not supported; {reason or f'supported are: {supported}'}")
-    return FAMILIES[names[0]]
+    named = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
+    family = FAMILIES.get(names[0]) if named else None
+    if config.get("auto_map") and (family is None or config.get("model_type") != family.model_type):
+        raise ModelUnsupported("config.json: auto_map asks for code from the model's folder, which is never run here")
+    if family is not None:
+        return family
+    reason = f"supported are: {', '.join(FAMILIES)}"
+    if not named:
+        raise ModelUnsupported(f"config.json: architectures must name one architecture, got {names!r}; {reason}")
+    raise ModelUnsupported(f"architecture {names[0]!r} is not supported; {refusal(names[0]) or reason}")
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,22 @@ from typing import Any
 import pytest
 
 from fakes.family_cases import FAMILY_CASES
+from fakes.hub_configs import HUB_CONFIGS
 from minisgl_backend.models.folder import parse_model_spec
 from minisgl_backend.models.registry import FAMILIES
 
 
-def written_by_transformers(architecture: str) -> dict[str, Any]:
-    """Every field that the class has, with its default."""
+def config_class(architecture: str) -> Any:
     import transformers
 
-    config = getattr(transformers, architecture).config_class()
-    fields: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
-    return {**fields, "architectures": [architecture]}
+    return getattr(transformers, architecture).config_class
+
+
+def written_by_transformers(architecture: str, **fields: Any) -> dict[str, Any]:
+    """Every field that the class has, as transformers 5 writes it: those given, and the defaults of the others."""
+    config = config_class(architecture).from_dict(copy.deepcopy(fields))
+    written: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
+    return {**written, "architectures": [architecture]}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -64,3 +70,19 @@ def as_transformers_4_wrote_it(config: dict[str, Any]) -> dict[str, Any]:
 def test_the_spelling_of_older_configs_means_the_same(name: str, tmp_path: Path) -> None:
     config = json.loads((FAMILY_CASES[name].write(tmp_path) / "config.json").read_text())
     assert parse_model_spec(as_transformers_4_wrote_it(config), {}) == parse_model_spec(config, {})
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_model_type_of_a_family_is_that_of_the_class(architecture: str) -> None:
+    assert FAMILIES[architecture].model_type == config_class(architecture).model_type
+
+
+@pytest.mark.parametrize("name", HUB_CONFIGS)
+def test_a_published_config_means_what_transformers_makes_of_it(name: str) -> None:
+    """transformers reads the file and writes it anew, in its own spelling and with every default: the same model.
+
+    But for the end tokens, which are left out here, and which transformers then takes from the class.
+    """
+    published = HUB_CONFIGS[name]
+    rewritten = parse_model_spec(written_by_transformers(published["architectures"][0], **published), {})
+    assert parse_model_spec(published, {}) == replace(rewritten, eos_token_ids=())

@@ -65,6 +65,7 @@ def _gemma3(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 GEMMA2 = Family(
     architecture="Gemma2ForCausalLM",
+    model_type="gemma2",
     models="Gemma 2",
     defaults={
         **_DEFAULTS,
@@ -80,6 +81,7 @@ GEMMA2 = Family(
 
 GEMMA3 = Family(
     architecture="Gemma3ForCausalLM",
+    model_type="gemma3_text",
     models="Gemma 3, text (1B, 270M and text models of the others)",
     defaults={
         **_DEFAULTS,

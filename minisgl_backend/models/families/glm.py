@@ -37,6 +37,7 @@ def _glm(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 GLM = Family(
     architecture="GlmForCausalLM",
+    model_type="glm",
     models="GLM-4-9B (the checkpoints named -hf)",
     defaults=_DEFAULTS,
     declare=_glm,
@@ -45,6 +46,7 @@ GLM = Family(
 
 GLM4 = Family(
     architecture="Glm4ForCausalLM",
+    model_type="glm4",
     models="GLM-4-0414, GLM-Z1",
     defaults=_DEFAULTS,
     declare=_glm,

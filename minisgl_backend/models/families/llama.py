@@ -20,6 +20,7 @@ def _llama(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 LLAMA = Family(
     architecture="LlamaForCausalLM",
+    model_type="llama",
     models="Llama 2 and 3, SmolLM2, Yi, TinyLlama and others of Llama's architecture",
     defaults={
         "vocab_size": 32000,

@@ -44,6 +44,7 @@ def one_window(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 MISTRAL = Family(
     architecture="MistralForCausalLM",
+    model_type="mistral",
     models="Mistral 7B, Nemo, Small (text)",
     defaults=_DEFAULTS,
     declare=one_window,
@@ -51,6 +52,7 @@ MISTRAL = Family(
 
 MINISTRAL = Family(
     architecture="MinistralForCausalLM",
+    model_type="ministral",
     models="Ministral 8B",
     defaults=_DEFAULTS,
     declare=all_or_none,

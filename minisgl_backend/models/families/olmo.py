@@ -45,6 +45,7 @@ def _olmo3(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 OLMO2 = Family(
     architecture="Olmo2ForCausalLM",
+    model_type="olmo2",
     models="OLMo 2",
     defaults=_DEFAULTS,
     declare=_olmo2,
@@ -53,6 +54,7 @@ OLMO2 = Family(
 
 OLMO3 = Family(
     architecture="Olmo3ForCausalLM",
+    model_type="olmo3",
     models="OLMo 3",
     defaults={**_DEFAULTS, "rope_theta": 500000.0, "rope_local_base_freq": 500000.0, "sliding_window": 4096},
     declare=_olmo3,

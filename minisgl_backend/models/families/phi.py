@@ -11,6 +11,7 @@ from minisgl_backend.models.weight_names import WeightNames
 
 PHI3 = Family(
     architecture="Phi3ForCausalLM",
+    model_type="phi3",
     models="Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (text)",
     defaults={
         "vocab_size": 32064,

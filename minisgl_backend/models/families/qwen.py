@@ -50,6 +50,7 @@ def _qwen3(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
     models="Qwen2, Qwen2.5, QwQ and what was made of them",
     defaults=_DEFAULTS,
     declare=_qwen2,
@@ -57,6 +58,7 @@ QWEN2 = Family(
 
 QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
     models="Qwen3, dense",
     defaults={**_DEFAULTS, "head_dim": 128},
     declare=_qwen3,

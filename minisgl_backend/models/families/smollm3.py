@@ -30,6 +30,7 @@ def _smollm3(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
 
 SMOLLM3 = Family(
     architecture="SmolLM3ForCausalLM",
+    model_type="smollm3",
     models="SmolLM3",
     defaults={
         "vocab_size": 128256,

@@ -69,6 +69,8 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
         ({"architectures": []}, r"architectures must name one architecture, got \[\]; supported are: LlamaForCausalLM"),
         ({"architectures": None}, "architectures must name one"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map asks for code"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "model_type": "my_llama"}, "auto_map asks for code"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "architectures": ["Mine"], "model_type": "llama"}, "auto_map asks for co"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"num_attention_heads": 6, "num_key_value_heads": 4}, "no multiple of num_key_value_heads"),
@@ -86,6 +88,10 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelUnsupported, match=message):
         parse(**fields)
+
+
+def test_code_that_a_folder_brings_for_a_family_that_is_here_is_not_needed() -> None:
+    assert parse(auto_map={"AutoConfig": "configuration_llama.LlamaConfig"}, model_type="llama") == parse()
 
 
 def test_a_folder_that_is_not_there_is_not_found(tmp_path: Path) -> None:
