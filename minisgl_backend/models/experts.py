@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.kernels.activation import GATED_ACTIVATIONS
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, experts_op
 from minisgl_backend.layers.mlp import GatedMlp
@@ -20,12 +19,7 @@ from minisgl_backend.models.weights import Weights
 
 
 def build_sparse_mlp(moe: MoeSpec, spec: ModelSpec, names: WeightNames, weights: Weights, at: str) -> SparseMlp:
-    """The MLP of the layer whose names begin with `at`. Raises ModelUnsupported when experts were to be quantised."""
-    if weights.quantization != "none":
-        raise ModelUnsupported(
-            f"setting 'quantization' is {weights.quantization!r}, but {spec.architecture} has experts, "
-            "which are not quantised by this version; leave it at 'none'"
-        )
+    """The MLP of the layer whose names begin with `at`. Experts are not quantised (quantization.py)."""
     stack = _Stack(moe, spec.hidden_size, weights)
     return SparseMlp(
         _router(moe, names, weights, at),

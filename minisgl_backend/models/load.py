@@ -21,6 +21,7 @@ from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
 from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
+from minisgl_backend.models.quantization import check_quantization
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
@@ -60,6 +61,7 @@ def build_decoder(
     Raises ModelUnsupported.
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
+    check_quantization(quantization, spec, gguf=isinstance(source, GgufTensors))
     weights = Weights(source, device, dtype, quantization)
     return _Builder(spec, FAMILIES[spec.architecture].names, weights).decoder(context_tokens)
 

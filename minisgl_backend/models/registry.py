@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 from minisgl_backend.models.families.gemma import GEMMA2, GEMMA3
 from minisgl_backend.models.families.glm import GLM, GLM4
+from minisgl_backend.models.families.gpt_oss import GPT_OSS
 from minisgl_backend.models.families.llama import LLAMA
 from minisgl_backend.models.families.mistral import MINISTRAL, MISTRAL
+from minisgl_backend.models.families.mixtral import MIXTRAL
 from minisgl_backend.models.families.olmo import OLMO2, OLMO3
 from minisgl_backend.models.families.phi import PHI3
 from minisgl_backend.models.families.qwen import QWEN2, QWEN3
+from minisgl_backend.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from minisgl_backend.models.families.smollm3 import SMOLLM3
 from minisgl_backend.models.family import Family
 
@@ -28,6 +31,10 @@ _FAMILIES = (
     GLM,
     GLM4,
     SMOLLM3,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    MIXTRAL,
+    GPT_OSS,
 )
 
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _FAMILIES}

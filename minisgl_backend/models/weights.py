@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.config import Quantization
-from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
 from minisgl_backend.layers.linear import Linear, LinearOp
-from minisgl_backend.layers.quant.int4 import GROUP, Int4Rows
+from minisgl_backend.layers.quant.int4 import Int4Rows
 from minisgl_backend.layers.quant.int8 import Int8Rows
 from minisgl_backend.layers.quant.stored import DenseRows, StoredEmbedding, StoredLinear, StoredRows
 from minisgl_backend.models.checkpoint import TensorSource
@@ -35,16 +34,18 @@ class Weights:
     def __init__(
         self, source: TensorSource, device: torch.device, dtype: torch.dtype, quantization: Quantization = "none"
     ) -> None:
-        if quantization == "gguf" and not isinstance(source, GgufTensors):
-            raise ModelUnsupported("setting 'quantization' is \"gguf\", but the model is no GGUF file")
         self._source = source
         self.quantization = quantization
         self.device = device
         self.dtype = dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor by its whole name, in the model's dtype unless another is given."""
-        return self._source.read(name).to(device=self.device, dtype=dtype or self.dtype)
+        """One tensor by its whole name, in the model's dtype unless another is given.
+
+        Where weights are quantised it is a copy: a view of one norm would keep all of its shard in memory.
+        """
+        copy = self.quantization in _QUANTISE
+        return self._source.read(name).to(device=self.device, dtype=dtype or self.dtype, copy=copy)
 
     def read(self, name: str) -> Tensor:
         """One tensor as its source has it: on the host, in the source's dtype, not to be written to."""
@@ -83,11 +84,6 @@ class Weights:
         quantise = _QUANTISE.get(self.quantization)
         if quantise is None:
             return self._packed(name)
-        columns = self._source.shapes()[name][-1]
-        if self.quantization == "int4" and columns % GROUP:
-            raise ModelUnsupported(
-                f"quantization int4 needs rows that are multiples of {GROUP}, those of {name!r} are {columns} long"
-            )
         return quantise(self._source.read(name).to(self.device))
 
     def _packed(self, name: str) -> StoredRows | None:
