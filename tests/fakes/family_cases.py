@@ -42,6 +42,31 @@ LONGROPE: Mapping[str, Any] = {
 }
 """For heads of 16. Which factors apply is decided by the context limit of 1024: the same for every length, as here."""
 
+QWEN2_MOE: Mapping[str, Any] = {
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
+QWEN3_MOE: Mapping[str, Any] = {"head_dim": 24, "moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
+
+GPT_OSS: Mapping[str, Any] = {
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": WINDOW,
+    "swiglu_limit": 0.5,  # so low that it clamps many gates
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 16.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+
 FAMILY_CASES: Mapping[str, FamilyCase] = {
     "llama": FamilyCase("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "mistral": FamilyCase("MistralForCausalLM", {"sliding_window": None, "head_dim": 24}),
@@ -150,5 +175,32 @@ FAMILY_CASES: Mapping[str, FamilyCase] = {
             "attention_bias": True,
             "mlp_bias": True,
         },
+    ),
+    "qwen2_moe": FamilyCase("Qwen2MoeForCausalLM", QWEN2_MOE),
+    "qwen2_moe_with_windows_and_dense_layers": FamilyCase(
+        "Qwen2MoeForCausalLM",
+        {
+            **QWEN2_MOE,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3_moe": FamilyCase("Qwen3MoeForCausalLM", {**QWEN3_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3_moe_with_windows_and_biases": FamilyCase(
+        "Qwen3MoeForCausalLM",
+        {**QWEN3_MOE, "attention_bias": True, "use_sliding_window": True, "sliding_window": WINDOW},
+    ),
+    "mixtral": FamilyCase("MixtralForCausalLM", {"intermediate_size": 48, "num_local_experts": 4}),
+    "mixtral_with_windows": FamilyCase(
+        "MixtralForCausalLM",
+        {"intermediate_size": 48, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": WINDOW},
+    ),
+    "gpt_oss": FamilyCase("GptOssForCausalLM", GPT_OSS),
+    "gpt_oss_with_windows_everywhere": FamilyCase(
+        "GptOssForCausalLM",
+        {**GPT_OSS, "layer_types": ["sliding_attention"] * 3, "attention_bias": False, "swiglu_alpha": 1.2},
     ),
 }

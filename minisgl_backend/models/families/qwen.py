@@ -5,6 +5,7 @@ Qwen2 Technical Report, 2024; Qwen3 Technical Report, 2025.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from minisgl_backend.errors import ModelUnsupported
@@ -29,23 +30,29 @@ _DEFAULTS = {
 }
 
 
-def with_qwen_windows(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
-    """Windows only where `use_sliding_window` says so: by `layer_types`, else in the layers from a certain one on."""
-    uses, first = fields.flag("use_sliding_window"), fields.whole("max_window_layers")
-    slides = uses and fields.get("sliding_window") is not None
-    spec = with_windows(fields, spec, lambda layer: slides and layer >= first)
+def with_qwen_windows(fields: ConfigFields, spec: ModelSpec, slides: Callable[[int], bool]) -> ModelSpec:
+    """`with_windows`, only where `use_sliding_window` says so."""
+    uses = fields.flag("use_sliding_window")
+    given = uses and fields.get("sliding_window") is not None
+    spec = with_windows(fields, spec, lambda layer: given and slides(layer))
     if not uses and any(layer.window for layer in spec.layers):
         raise ModelUnsupported(f"{fields.place}: layer_types has windows, but use_sliding_window is false")
     return spec
 
 
+def _with_late_windows(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
+    """In the layers from a certain one on."""
+    first = fields.whole("max_window_layers")
+    return with_qwen_windows(fields, spec, lambda layer: layer >= first)
+
+
 def _qwen2(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
-    return replace(with_qwen_windows(fields, spec), qkv_bias=True)
+    return replace(_with_late_windows(fields, spec), qkv_bias=True)
 
 
 def _qwen3(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     bias = fields.flag("attention_bias")
-    return replace(with_qwen_windows(fields, spec), qkv_bias=bias, output_bias=bias, qk_norm="head")
+    return replace(_with_late_windows(fields, spec), qkv_bias=bias, output_bias=bias, qk_norm="head")
 
 
 QWEN2 = Family(

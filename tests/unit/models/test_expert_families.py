@@ -14,7 +14,6 @@ from minisgl_backend.layers.moe import SparseMlp
 from minisgl_backend.models.checkpoint import RandomTensors
 from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.folder import parse_model_spec
-from minisgl_backend.models.quantization import check_quantization
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors
