@@ -49,7 +49,7 @@ serve: $(STAMP)
 	exec $(BIN)/minisgl serve $(ARGS)
 
 fetch: $(STAMP)
-	$(BIN)/minisgl fetch smollm2
+	$(BIN)/minisgl fetch smollm2 && $(BIN)/minisgl fetch smollm2-gguf
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

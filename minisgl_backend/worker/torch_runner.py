@@ -15,12 +15,14 @@ from minisgl_backend.attention.interface import AttentionBackend, AttentionVaria
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
+from minisgl_backend.device.host_peak import HostPeak
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
 from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
 from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
+from minisgl_backend.models.size import weight_bytes
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import draw_tokens
 from minisgl_backend.sampling.grammar import GrammarSlots
@@ -192,9 +194,14 @@ def build_torch_runner(
     grammars.warm()
     device = open_device(config.device, config.threads)
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
-    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
+    kept = "" if config.quantization == "none" else f", quantization {config.quantization}"
+    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}{kept}")
+    if dtype == torch.float16 and spec.dtype == "bfloat16":
+        progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
+        host_peak = HostPeak()
         model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization)
+        progress(_weights_line(weight_bytes(model), host_peak.bytes()))
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
@@ -234,6 +241,12 @@ def _windows_line(spec: ModelSpec, shape: KvShape, context_tokens: int) -> str:
         f"{len(windows)} of {spec.num_layers} layers see the last {lengths} tokens; what they no longer see is kept all"
         f" the same: {unseen_bytes:,} of {token_bytes:,} bytes a token"
     )
+
+
+def _weights_line(weights: int, peak: int | None) -> str:
+    """peak: of main memory; mapped weights come into it when they are first used, so it may be below them."""
+    line = f"weights: {weights // _MIB} MiB"
+    return line if peak is None else f"{line}, at the peak of loading {peak // _MIB} MiB of main memory"
 
 
 def _choose_pages(

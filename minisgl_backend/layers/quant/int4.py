@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minisgl_backend.layers.quant.stored import row_blocks
+
 GROUP = 32
 """Columns that share a scale."""
 
@@ -29,14 +31,8 @@ class Int4Rows:
     @classmethod
     def quantise(cls, weight: Tensor) -> Int4Rows:
         """weight [rows, columns] of any floating dtype, which is left as it is; columns are a multiple of 32."""
-        groups = weight.float().reshape(len(weight), -1, GROUP)
-        smallest, largest = groups.aminmax(dim=2, keepdim=True)
-        minima = smallest.half()
-        scales = ((largest - minima.float()) / 15.0).half()
-        divisors = scales.float()
-        steps = (groups - minima.float()) / divisors.where(divisors > 0, 1.0)
-        steps = steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
-        return cls(steps[:, 0::2] | (steps[:, 1::2] << 4), scales, minima)
+        blocks = [_quantise(weight[rows].float()) for rows in row_blocks(weight.shape)]
+        return cls(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -47,3 +43,14 @@ class Int4Rows:
         values = self.values[rows]
         steps = torch.stack((values & 15, values >> 4), dim=-1).reshape(len(values), -1, GROUP).float()
         return steps.mul_(self.scales[rows].float()).add_(self.minima[rows].float()).flatten(1).to(dtype)
+
+
+def _quantise(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """fp32 → values, scales, minima."""
+    groups = weight.reshape(len(weight), -1, GROUP)
+    minima = groups.amin(dim=2, keepdim=True).half()
+    scales = ((groups.amax(dim=2, keepdim=True) - minima.float()) / 15.0).half()
+    divisors = scales.float()
+    steps = (groups - minima.float()).div_(divisors.where(divisors > 0, 1.0))
+    steps = steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
+    return steps[:, 0::2] | (steps[:, 1::2] << 4), scales, minima

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from minisgl_backend.layers.quant.stored import row_blocks
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
@@ -22,10 +24,8 @@ class Int8Rows:
     @classmethod
     def quantise(cls, weight: Tensor) -> Int8Rows:
         """weight [rows, columns] of any floating dtype, which is left as it is."""
-        weight = weight.float()
-        scales = weight.abs().amax(dim=1, keepdim=True).div_(127.0)
-        steps = weight / scales.where(scales > 0, 1.0)
-        return cls(steps.round_().clamp_(-127, 127).to(torch.int8), scales)
+        blocks = [_quantise(weight[rows].float()) for rows in row_blocks(weight.shape)]
+        return cls(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,3 +34,10 @@ class Int8Rows:
 
     def dense(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         return self.values[rows].float().mul_(self.scales[rows]).to(dtype)
+
+
+def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """fp32 → values, scales."""
+    scales = weight.abs().amax(dim=1, keepdim=True).div_(127.0)
+    steps = weight / scales.where(scales > 0, 1.0)
+    return steps.round_().clamp_(-127, 127).to(torch.int8), scales

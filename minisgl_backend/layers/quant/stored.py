@@ -7,7 +7,7 @@ product itself at decode. One file of this room says for each method what is sto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_BLOCK_VALUES = 1 << 21  # of weights that exist in full at a time: 8 MiB in fp32
+_BLOCK_VALUES = 1 << 20  # of weights that exist in full at a time: 4 MiB in fp32
 
 
 class StoredRows(Protocol):
@@ -27,6 +27,13 @@ class StoredRows(Protocol):
     def dense(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """Some rows, in order: a slice without a step, or ids [n] of an integer dtype → [n, columns], a new tensor."""
         ...
+
+
+def row_blocks(shape: Sequence[int]) -> Iterator[slice]:
+    """All rows of a matrix, some at a time: what is done with them needs little memory, and finds it in the cache."""
+    rows, columns = shape
+    step = max(_BLOCK_VALUES // columns, 1)
+    return (slice(begin, min(begin + step, rows)) for begin in range(0, rows, step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +62,9 @@ class StoredLinear:
         out = x.new_empty((x.shape[0], sum(part.shape[0] for part in self.parts)))
         at = 0
         for part in self.parts:
-            rows, columns = part.shape
-            step = max(_BLOCK_VALUES // columns, 1)
-            for begin in range(0, rows, step):
-                end = min(begin + step, rows)
-                out[:, at + begin : at + end] = F.linear(x, part.dense(slice(begin, end), x.dtype))
-            at += rows
+            for rows in row_blocks(part.shape):
+                out[:, at + rows.start : at + rows.stop] = F.linear(x, part.dense(rows, x.dtype))
+            at += part.shape[0]
         return out if self.bias is None else out.add_(self.bias)
 
 

@@ -88,6 +88,7 @@ def test_shards_are_read_through_their_index_and_only_that(tmp_path: Path) -> No
     write(tmp_path, {**shard, "leftover": torch.ones(1)}, "model-1.safetensors")  # no tensor of the index
     model = load(tmp_path, UNTIED)
     assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    assert torch.equal(model.layers[1].mlp.down.weight, tensors["model.layers.1.mlp.down_proj.weight"])
     assert mapped_file_at(model.embedding.weight.data_ptr()).endswith("model-1.safetensors")
 
 
@@ -102,7 +103,9 @@ def test_a_missing_a_surplus_and_a_misshapen_tensor_are_named(tmp_path: Path) ->
     name = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(ModelUnsupported, match=rf"lacks tensor '{name}'"):
         load(write(tmp_path, {n: t for n, t in tensors.items() if n != name}), UNTIED)
-    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'lm_head\.weight'"):
+    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'model\.embed_tokens\.weight' and 20 more of 21"):
+        load(write(tmp_path, {"other": torch.ones(1)}), UNTIED)
+    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'lm_head\.weight'$"):
         load(write(tmp_path, tensors_of(TIED)), UNTIED)
     with pytest.raises(ModelUnsupported, match=r"does not use, the first is 'model\.layers\.0\.q_norm\.weight'"):
         load(write(tmp_path, {**tensors, "model.layers.0.q_norm.weight": torch.ones(8)}), UNTIED)

@@ -205,7 +205,8 @@ def test_the_build_says_what_it_does(folder: Path) -> None:
     lines: list[str] = []
     build_runner(resolve_config({"device": "cpu", "dtype": "bf16", "threads": 1}), folder, 0, lines.append)
     assert lines[0].startswith("loading weights on cpu (") and lines[0].endswith(" in bfloat16")
-    assert "KV pages of 16 tokens" in lines[1]
+    assert lines[1].startswith("weights: ") and "at the peak of loading" in lines[1]
+    assert "KV pages of 16 tokens" in lines[2]
 
 
 def test_the_build_says_what_is_kept_of_layers_that_no_longer_see_it(tmp_path: Path) -> None:
