@@ -68,7 +68,8 @@ def _object(value: Any, place: str) -> ConfigFields:
 
 def _read(fields: ConfigFields, given: ConfigFields, head_dim: int, theta_key: str) -> RopeSpec:
     """given: the object of these layers; what it leaves out is in `fields`, theta under theta_key."""
-    theta = fields.number(theta_key, 10000.0) if given.get("rope_theta") is None else given.number("rope_theta")
+    fallback = None if theta_key in fields.defaults else 10000.0  # a null there is refused, as transformers fails on it
+    theta = fields.number(theta_key, fallback) if given.get("rope_theta") is None else given.number("rope_theta")
     rope = RopeSpec(theta, _rotary_dim(fields, given, head_dim))
     return replace(rope, scaling=_scaling(fields, given, rope))
 
