@@ -1,6 +1,7 @@
-"""The Triton kernels where there is no GPU: in Triton's interpreter, and through its compiler.
+"""The Triton kernels where there is no GPU: in Triton's interpreter, and through its compiler; and on a GPU.
 
-In processes of their own: the interpreter must be chosen before anything imports Triton, and torch may have done so.
+The first two have processes of their own: the interpreter must be chosen before anything imports Triton, and torch may
+have done so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from fakes.experts import random_experts, random_routing, random_tokens
+from minisgl_backend.kernels.moe import (
+    NO_EXPERT,
+    ExpertActivation,
+    ExpertWeights,
+    Routing,
+    experts_op,
+    mix_experts_reference,
+)
 
 HERE = Path(__file__).parent
 
@@ -53,3 +65,23 @@ def test_the_tests_of_the_kernels_pass_in_the_interpreter() -> None:
 def test_the_kernels_compile_to_the_machine_code_of_gpus_that_are_not_here(tmp_path: Path) -> None:
     """A100 and H100. The interpreter is Python: it takes what a compiler does not."""
     run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize("tokens", [1, 8, 100, 3000])
+def test_experts_on_a_gpu_equal_the_reference_in_fp32(tokens: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Values reach 4. Sizes that fill no tile, and one row in three without an expert."""
+    experts, x = random_experts(20, 200, 120, dtype=dtype), random_tokens(tokens, 200, dtype)
+    routing = random_routing(tokens, 20, 4)
+    routing.experts[::3] = NO_EXPERT
+    wide = ExpertWeights(experts.gate_up.float(), experts.down.float())
+    expected = mix_experts_reference(x.float(), routing, wide, ExpertActivation("silu"))
+    cuda = torch.device("cuda")
+    got = experts_op(cuda)(
+        x.to(cuda),
+        Routing(routing.experts.to(cuda), routing.weights.to(cuda)),
+        ExpertWeights(experts.gate_up.to(cuda), experts.down.to(cuda)),
+        ExpertActivation("silu"),
+    )
+    torch.testing.assert_close(got.cpu().float(), expected, atol=tolerance, rtol=tolerance)

@@ -14,6 +14,7 @@ from minisgl_backend.layers.moe import SparseMlp
 from minisgl_backend.models.checkpoint import RandomTensors
 from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.folder import parse_model_spec
+from minisgl_backend.models.quantization import check_quantization
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors
@@ -85,6 +86,11 @@ def test_weights_of_the_chosen_add_up_to_one_where_the_family_or_its_config_says
 def test_what_can_not_be_honoured_is_refused_by_name(architecture: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelUnsupported, match=message):
         parse(architecture, **fields)
+
+
+def test_experts_are_not_quantised_without_a_word() -> None:
+    with pytest.raises(ModelUnsupported, match="'quantization' is 'int8', but MixtralForCausalLM has experts"):
+        check_quantization("int8", parse("MixtralForCausalLM"), gguf=False)
 
 
 class Held:

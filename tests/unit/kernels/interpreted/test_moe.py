@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -64,6 +65,15 @@ def test_half_precision_is_summed_in_fp32() -> None:
     torch.testing.assert_close(got.float(), expected, atol=4e-3, rtol=4e-3)
 
 
+@pytest.fixture
+def _new_memory_is_nan() -> Iterator[None]:
+    """What a kernel did not write shows when it is read."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_new_memory_is_nan")
 def test_rows_without_an_expert_reach_none_and_change_nobody() -> None:
     x, routing, experts = random_tokens(9, 24), random_routing(9, 4, 2), random_experts(5, 24, 16)
     expected = mix_experts_triton(x, routing, experts, SILU)
