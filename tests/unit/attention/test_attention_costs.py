@@ -105,7 +105,7 @@ def peak_bytes(case: AttentionCase) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
             attention.attend(0, *inputs)
     held = most = 0
-    for event in run.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in run.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)

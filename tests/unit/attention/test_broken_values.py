@@ -55,15 +55,16 @@ def test_tokens_of_the_same_row_that_do_not_see_it_are_right(bad: str, page_size
         torch.testing.assert_close(given[sound], expected[sound], atol=1e-5, rtol=0)
 
 
-def test_a_chunk_that_is_broken_at_its_end_is_right_before_it_and_broken_at_its_beginning_right_behind_the_window() -> (
-    None
-):
-    for start in (0, 33):
-        for place in (start, start + 80):
-            case = AttentionCase([(start, 81)], 16, variants=SPECIAL[:1])
-            case.values[0][:, place] = torch.nan
-            finite = case.attend(0).isfinite().all(-1).tolist()
-            assert finite == [not 0 <= start + token - place < 16 for token in range(81)]
+@pytest.mark.parametrize("start", [0, 33])
+@pytest.mark.parametrize("broken", ["keys", "values"])
+def test_keys_alone_or_values_alone_break_a_chunk_where_they_are_seen_and_nowhere_else(broken: str, start: int) -> None:
+    """At its first token and at its last; in one KV head, whose query heads alone need to show it."""
+    for place in (start, start + 80):
+        case = AttentionCase([(start, 81)], 16, variants=SPECIAL)
+        getattr(case, broken)[0][:, place, 1, 3] = torch.nan
+        for layer, variant in enumerate(SPECIAL):
+            finite = case.attend(layer).view(81, 6, 8)[:, 3:].isfinite().all(-1).all(-1).tolist()
+            assert finite == [not 0 <= start + token - place < (variant.window or 1000) for token in range(81)]
 
 
 def test_a_row_with_fewer_pages_than_its_group_is_not_filled_up_with_its_own_broken_one() -> None:

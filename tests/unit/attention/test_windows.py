@@ -27,7 +27,7 @@ def check(case: AttentionCase) -> None:
 
 
 @pytest.mark.parametrize("prompt", [31, 32, 33, 100])
-@pytest.mark.parametrize("page_size", [1, 16, 24, 64])
+@pytest.mark.parametrize("page_size", [1, 16, 24])
 def test_a_chunk_may_begin_anywhere(prompt: int, page_size: int) -> None:
     """All borders at once, a row for each: what is before it is in the pool. The last row is a decode row."""
     check(AttentionCase([(border, prompt - border) for border in range(prompt)], page_size, variants=LAYERS))
