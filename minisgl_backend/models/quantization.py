@@ -22,8 +22,9 @@ def check_quantization(quantization: Quantization, spec: ModelSpec, *, gguf: boo
             "which are not quantised by this version; leave it at 'none'"
         )
     if quantization == "int4":
+        shapes = expected_tensors(spec)
         for name in quantised_tensors(spec):
-            columns = expected_tensors(spec)[name][-1]
+            columns = shapes[name][-1]
             if columns % GROUP:
                 raise ModelUnsupported(
                     f"quantization int4 needs rows that are multiples of {GROUP}, those of {name!r} are {columns} long"

@@ -6,6 +6,7 @@ Names of tensors and keys of the metadata are the gguf package's own, so our map
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def write_gguf(folder: Path, path: Path, choose: Choose = as_fp32, *, rope_facto
     _add_vocabulary(writer, folder)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     held: dict[str, Array] = {}
-    for name, values in load_file(folder / "model.safetensors").items():
+    for name, values in _experts_together(load_file(folder / "model.safetensors")).items():
         their = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert their is not None, name
         held[their] = _add_tensor(writer, their, _as_theirs(architecture, name, values, config), choose)
@@ -99,6 +100,15 @@ def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed
     return blocks.reshape(rows, -1)
 
 
+def _experts_together(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """All experts of a layer and product are one tensor there: [experts, out, in]."""
+    together: dict[str, list[Array]] = {}
+    for name in sorted(weights, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        stem = re.sub(r"\.experts\.\d+\.", ".experts.", name)
+        together.setdefault(stem, []).append(weights[name])
+    return {name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in together.items()}
+
+
 def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -118,8 +128,8 @@ def _add_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 

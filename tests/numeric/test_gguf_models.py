@@ -28,6 +28,16 @@ CASES = {
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 24, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2ForCausalLM", {}),
+    "qwen3moe": (
+        "Qwen3MoeForCausalLM",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "head_dim": 16,
+        },
+    ),
     "gemma2": ("Gemma2ForCausalLM", {**GEMMA, "query_pre_attn_scalar": 16}),
     "gemma3": ("Gemma3ForCausalLM", {**GEMMA, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}),
 }
