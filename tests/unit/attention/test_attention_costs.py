@@ -123,9 +123,17 @@ def test_what_blocks_take_is_bounded_and_does_not_grow_with_the_context(
     variants = [replace(CAPPED, window=window)]
     peaks = {
         name: peak_bytes(AttentionCase(rows, 16, dtype, variants=variants))
-        for name, rows in {"chunk": [(4000, 200)], "far chunk": [(16_000, 200)], "decode": [(9000, 1)] * 4}.items()
+        for name, rows in {"chunk": [(2000, 800)], "far chunk": [(8000, 800)], "decode": [(9000, 1)] * 4}.items()
     }
-    state = 200 * 6 * 8 * 4  # of the chunk's queries, in fp32
+    state = 800 * 6 * 8 * 4  # of the chunk's queries, in fp32
     assert peaks["far chunk"] <= bound + 6 * state
     assert abs(peaks["far chunk"] - peaks["chunk"]) <= bound // 16
     assert peaks["decode"] <= bound
+
+
+def test_a_plain_chunk_without_a_prefix_and_decode_rows_that_fill_their_pages_have_no_mask() -> None:
+    """The fused product is told that it is causal, and skips half of it."""
+    case = AttentionCase([(0, 40), (31, 1), (31, 1)], 16, variants=[PLAIN])
+    (view,) = torch_backend.TorchAttention(case.pool, case.variants).begin(case.step).views.values()
+    assert [part.mask for chunk in view.chunks for part in chunk.parts] == [None]
+    assert [group.mask for group in view.groups] == [None]
