@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.skipif(not fetched_folder("smollm2-gguf").is_dir(), reason="run `minisgl fetch smollm2-gguf`"),
 ]
 
-PROMPTS = ["The old lighthouse stood", "def f(x):\n    ", "但是没有人听见。", "In 1893 the keeper said:"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["The old lighthouse stood", "def f(x):\n    ", "但是没有人听见。"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Name three colours."}]
 
 
@@ -27,7 +27,7 @@ def answers(model: str, **settings: object) -> list[tuple[int, ...]]:
 
 def test_the_folder_and_the_file_packed_or_not_give_the_same_tokens() -> None:
     folder = answers("smollm2")
-    assert all(len(tokens) == 12 for tokens in folder)
+    assert all(len(tokens) == 8 for tokens in folder)
     assert answers("smollm2-gguf") == folder
     assert answers("smollm2-gguf", quantization="gguf") == folder
 
