@@ -21,6 +21,7 @@ from minisgl_backend.errors import ModelUnsupported
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LONGEST_NAME = 255  # of a file, in bytes, on any file system
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -138,10 +139,14 @@ def _locate_tensors(folder: Path) -> Mapping[str, Sequence[str] | None]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         located = [(str(name), str(file)) for name, file in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelUnsupported(f"{_INDEX} can not be read: {type(error).__name__}: {error}") from None
     for _, file in located:
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if (
+            Path(file).name != file
+            or not file.endswith(".safetensors")
+            or len(file.encode(errors="replace")) > _LONGEST_NAME
+        ):
             raise ModelUnsupported(f"{_INDEX} names {file!r}, which is no safetensors file of this folder")
     tensors: dict[str, list[str]] = {}
     for name, file in located:

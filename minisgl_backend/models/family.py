@@ -13,6 +13,9 @@ from minisgl_backend.models.fields import ConfigFields
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.weight_names import WeightNames
 
+MOST_EXPERTS = 1_024
+"""Of a layer: far beyond any model, and a bound on the names of tensors that a broken config.json asks for."""
+
 
 def as_llama(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     """No difference."""

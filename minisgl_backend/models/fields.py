@@ -8,6 +8,9 @@ from typing import Any
 
 from minisgl_backend.errors import ModelUnsupported
 
+_MOST = 1 << 53  # of a whole number: fp64 holds all up to it
+_NEAREST, _FARTHEST = 1e-30, 1e30  # from zero: products, quotients and squares of such numbers stay finite in fp64
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
@@ -36,7 +39,7 @@ class ConfigFields:
 
     def whole(self, key: str, default: int | None = None, *, at_least: int = 0) -> int:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _MOST:
             wanted = "a positive integer" if at_least == 1 else f"an integer of at least {at_least}"
             raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
         return value
@@ -46,16 +49,15 @@ class ConfigFields:
         value = self.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(entry) is int and entry >= 0 for entry in value):
+        if not isinstance(value, list) or not all(type(entry) is int and 0 <= entry <= _MOST for entry in value):
             raise ModelUnsupported(f"{self.place}: {key} must be a list of integers of at least 0, got {value!r}")
         return tuple(value)
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A number greater than `above`."""
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number greater than 0."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < float("inf"):
-            wanted = "a positive number" if above == 0.0 else f"a number above {above:g}"
-            raise ModelUnsupported(f"{self.place}: {key} must be {wanted}, got {value!r}")
+        if not is_positive(value):
+            raise ModelUnsupported(f"{self.place}: {key} must be a positive number, got {value!r}")
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
@@ -104,3 +106,8 @@ class ConfigFields:
         """Raises when the field has any other value than null, false, 0, or an empty one."""
         if value := self.get(key):
             raise ModelUnsupported(f"{self.place}: {key} {value!r} is not supported; {reason}")
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a number greater than 0 that is safe to calculate with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and _NEAREST <= value <= _FARTHEST

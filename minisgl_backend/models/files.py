@@ -39,12 +39,15 @@ class FolderFiles:
         self.path = path
 
     def text(self, name: str) -> str | None:
+        path = self.path / name
         try:
-            return (self.path / name).read_text(encoding="utf-8")
-        except (FileNotFoundError, IsADirectoryError):
+            if path.exists() and not path.is_file():  # a folder; or a pipe, which would never end
+                return None
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelUnsupported(f"{self.path / name} can not be read: {error}") from None
+            raise ModelUnsupported(f"{path} can not be read: {error}") from None
 
 
 def open_files(path: Path) -> ModelFiles:
@@ -68,7 +71,7 @@ def read_object(files: ModelFiles, name: str) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnsupported(f"{files.path / name} can not be read: {error}") from None
     if not isinstance(value, dict):
         raise ModelUnsupported(f"{files.path / name} must hold a JSON object")

@@ -18,6 +18,7 @@ from minisgl_backend.models.registry import FAMILIES, refusal
 from minisgl_backend.models.rope_fields import read_ropes
 from minisgl_backend.models.spec import LayerSpec, ModelSpec
 
+_MOST_LAYERS = 1_000  # far beyond any model
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -63,7 +64,7 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
     hidden_size, num_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     num_kv_heads = fields.positive("num_key_value_heads", num_heads)
     head_dim = fields.positive("head_dim", hidden_size // num_heads)
-    num_layers = fields.positive("num_hidden_layers")
+    num_layers = fields.positive("num_hidden_layers", at_most=_MOST_LAYERS)
     if num_heads % num_kv_heads:
         raise ModelUnsupported(
             f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"

@@ -13,6 +13,7 @@ from typing import Any
 from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.models.gguf_families import GGUF_FAMILIES, GgufFamily
 from minisgl_backend.models.gguf_file import GgufFile
+from minisgl_backend.models.gguf_metadata import check_metadata
 
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -38,13 +39,14 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 def gguf_family(file: GgufFile) -> GgufFamily:
-    """The declaration of the file's architecture. Raises ModelUnsupported naming it."""
+    """The declaration of the file's architecture; the types of its metadata are checked. Raises ModelUnsupported."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in GGUF_FAMILIES:
         raise ModelUnsupported(
             f"{file.path.name}: architecture {name!r} is not supported as GGUF; {', '.join(GGUF_FAMILIES)} are"
         )
-    if int(file.metadata.get("split.count") or 0) > 1:
+    check_metadata(file.metadata, name, file.path.name)
+    if file.metadata.get("split.count", 0) > 1:
         raise ModelUnsupported(f"{file.path.name} is one of several files; join them with llama-gguf-split --merge")
     return GGUF_FAMILIES[name]
 
@@ -76,14 +78,15 @@ def model_config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
 
 def token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What config.json and generation_config.json say of the first token and the ends."""
-    ends = {int(metadata[f"tokenizer.ggml.{key}"]) for key in _ENDS if f"tokenizer.ggml.{key}" in metadata}
+    ends = {metadata[f"tokenizer.ggml.{key}"] for key in _ENDS if f"tokenizer.ggml.{key}" in metadata}
     tokens: Sequence[str] = metadata.get("tokenizer.ggml.tokens") or ()
     types = metadata.get("tokenizer.ggml.token_type") or ()
-    ends |= {i for i, kind in enumerate(types) if kind != _NORMAL and tokens[i] in _TURN_ENDS}
+    kinds = zip(tokens, types, strict=False)  # of another length: the tokenizer refuses that
+    ends |= {i for i, (token, kind) in enumerate(kinds) if kind != _NORMAL and token in _TURN_ENDS}
     ids: dict[str, Any] = {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
         if f"tokenizer.ggml.{key}_token_id" in metadata:
-            ids[name] = int(metadata[f"tokenizer.ggml.{key}_token_id"])
+            ids[name] = metadata[f"tokenizer.ggml.{key}_token_id"]
     if ends:
         ids["eos_token_id"] = sorted(ends) if len(ends) > 1 else min(ends)
     return ids
@@ -103,15 +106,18 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
     }
     if context := metadata.get(f"{architecture}.context_length"):
-        config["model_max_length"] = int(context)
+        config["model_max_length"] = context
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     return config
 
 
+_LARGEST_FP32 = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+
+
 def plain(value: Any) -> Any:
     """A float of the file, which has 32 bits, as its author wrote it: 1e-05, not 9.999999747378752e-06."""
-    if not isinstance(value, float) or not math.isfinite(value):
+    if not isinstance(value, float) or not abs(value) <= _LARGEST_FP32:
         return value
     exact = _fp32(value)
     return next(short for digits in range(6, 10) if _fp32(short := float(f"{value:.{digits}g}")) == exact)
@@ -164,6 +170,8 @@ def _llama3_scaling(file: GgufFile, name: str) -> dict[str, Any]:
         opened.seek(entry.offset)
         divisors = [value for (value,) in struct.iter_unpack("<f", opened.read(entry.size))]
     factor, theta = max(divisors), float(file.metadata.get(f"{name}.rope.freq_base", 10000.0))
+    if not (factor > 0 and theta > 0):
+        raise ModelUnsupported(f"{file.path.name}: rope_freqs.weight and rope.freq_base must be above 0")
     for i, divisor in enumerate(divisors):
         turns = _LLAMA3_CONTEXT / (2 * math.pi) * theta ** (-i / len(divisors))
         kept = min(max((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0), 1.0)

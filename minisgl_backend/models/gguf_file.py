@@ -73,11 +73,13 @@ class _Reader:
             metadata[key] = self._value(self._scalar("I"))
         found = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-            raise ModelUnsupported(f"{self._name}: general.alignment must be a small number, got {alignment!r}")
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment % 8:
+            raise ModelUnsupported(f"{self._name}: general.alignment must be a small multiple of 8, got {alignment!r}")
         begin = -(-self._at // alignment) * alignment
         tensors = {}
         for name, kind, shape, offset in found:
+            if offset % alignment:
+                raise ModelUnsupported(f"{self._name}: tensor {name!r} begins at no multiple of {alignment}")
             tensor = self._placed(name, kind, shape, begin + offset)
             if name in tensors:
                 raise ModelUnsupported(f"{self._name} holds tensor {name!r} twice")
@@ -91,7 +93,7 @@ class _Reader:
                 f"{', '.join(block.name for block in BLOCK_TYPES.values())} are read"
             )
         block = BLOCK_TYPES[kind]
-        if not shape or shape[-1] % block.values:
+        if not shape or 0 in shape or shape[-1] % block.values:
             raise ModelUnsupported(f"{self._name}: rows of {name!r} {list(shape)} are no whole {block.name} blocks")
         values = 1
         for size in shape:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from minisgl_backend.errors import ModelUnsupported
-from minisgl_backend.models.fields import ConfigFields
+from minisgl_backend.models.fields import ConfigFields, is_positive
 from minisgl_backend.models.layer_types import FULL, SLIDING
 from minisgl_backend.models.rope import (
     DynamicNtk,
@@ -165,15 +165,11 @@ def _stretched(fields: ConfigFields, original_tokens: int) -> float:
 
 def _divisors(given: ConfigFields, key: str, rope: RopeSpec) -> tuple[float, ...]:
     values, wanted = given.get(key), rope.rotary_dim // 2
-    if not isinstance(values, list) or not all(_is_divisor(value) for value in values):
+    if not isinstance(values, list) or not all(map(is_positive, values)):
         raise ModelUnsupported(f"{given.place}: {key} must be a list of positive numbers, got {values!r}")
     if len(values) != wanted:
         raise ModelUnsupported(f"{given.place}: {key} must have {wanted} numbers, one a pair, got {len(values)}")
     return tuple(float(value) for value in values)
-
-
-def _is_divisor(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 _READERS: Mapping[str, Callable[[ConfigFields, ConfigFields, RopeSpec], RopeScaling]] = {

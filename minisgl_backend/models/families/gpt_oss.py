@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from minisgl_backend.models.family import Family
+from minisgl_backend.models.family import MOST_EXPERTS, Family
 from minisgl_backend.models.fields import ConfigFields
 from minisgl_backend.models.layer_types import with_windows
 from minisgl_backend.models.spec import ModelSpec, MoeSpec
@@ -16,7 +16,7 @@ from minisgl_backend.models.weight_names import WeightNames
 
 def _gpt_oss(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     bias = fields.flag("attention_bias")
-    num_experts = fields.positive("num_local_experts")
+    num_experts = fields.positive("num_local_experts", at_most=MOST_EXPERTS)
     moe = MoeSpec(
         num_experts=num_experts,
         top_k=fields.positive("num_experts_per_tok", at_most=num_experts),

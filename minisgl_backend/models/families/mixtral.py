@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from minisgl_backend.models.families.mistral import one_window
-from minisgl_backend.models.family import Family
+from minisgl_backend.models.family import MOST_EXPERTS, Family
 from minisgl_backend.models.fields import ConfigFields
 from minisgl_backend.models.spec import ModelSpec, MoeSpec
 from minisgl_backend.models.weight_names import WeightNames
 
 
 def _mixtral(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
-    num_experts = fields.positive("num_local_experts")
+    num_experts = fields.positive("num_local_experts", at_most=MOST_EXPERTS)
     moe = MoeSpec(
         num_experts=num_experts,
         top_k=fields.positive("num_experts_per_tok", at_most=num_experts),

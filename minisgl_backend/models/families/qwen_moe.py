@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from minisgl_backend.models.families.mistral import one_window
 from minisgl_backend.models.families.qwen import with_qwen_windows
-from minisgl_backend.models.family import Family
+from minisgl_backend.models.family import MOST_EXPERTS, Family
 from minisgl_backend.models.fields import ConfigFields
 from minisgl_backend.models.spec import ModelSpec, MoeSpec
 
@@ -26,8 +26,9 @@ _DEFAULTS = {
 }
 
 
-def _with_experts(fields: ConfigFields, spec: ModelSpec, num_experts: int) -> ModelSpec:
-    """Experts in every decoder_sparse_step-th layer but those of mlp_only_layers."""
+def _with_experts(fields: ConfigFields, spec: ModelSpec, key: str) -> ModelSpec:
+    """Experts in every decoder_sparse_step-th layer but those of mlp_only_layers; `key` says how many."""
+    num_experts = fields.positive(key, at_most=MOST_EXPERTS)
     step, dense = fields.positive("decoder_sparse_step"), fields.wholes("mlp_only_layers") or ()
     moe = MoeSpec(
         num_experts=num_experts,
@@ -44,7 +45,7 @@ def _with_experts(fields: ConfigFields, spec: ModelSpec, num_experts: int) -> Mo
 def _qwen2_moe(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     end = fields.whole("max_window_layers")
     spec = with_qwen_windows(fields, spec, lambda layer: layer < end and layer % 2 == 0)
-    spec = _with_experts(fields, spec, fields.positive("num_experts"))
+    spec = _with_experts(fields, spec, "num_experts")
     assert spec.moe is not None
     shared = fields.positive("shared_expert_intermediate_size")
     moe = replace(spec.moe, shared_intermediate_size=shared, shared_gate=True)
@@ -55,7 +56,9 @@ def _qwen3_moe(fields: ConfigFields, spec: ModelSpec) -> ModelSpec:
     """The number of experts has two names: transformers 5 writes the other one."""
     bias = fields.flag("attention_bias")
     spec = one_window(fields, spec) if fields.flag("use_sliding_window") else spec
-    spec = _with_experts(fields, spec, fields.positive("num_local_experts", fields.positive("num_experts")))
+    spec = _with_experts(
+        fields, spec, "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
+    )
     return replace(spec, qkv_bias=bias, output_bias=bias, qk_norm="head")
 
 

@@ -143,14 +143,23 @@ def test_a_truncated_file_is_named(keep: int, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "weights.bin", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../outside.safetensors",
+        "/etc/passwd",
+        "weights.bin",
+        "a/b.safetensors",
+        pytest.param("x" * 300 + ".safetensors", id="longer than a name can be"),
+    ],
+)
 def test_an_index_that_points_outside_or_at_a_pickle_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": file}}))
     with pytest.raises(ModelUnsupported, match="no safetensors file of this folder"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}', pytest.param("[" * 100_000, id="deep")])
 def test_a_broken_index_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(ModelUnsupported, match=r"model\.safetensors\.index\.json can not be read"):

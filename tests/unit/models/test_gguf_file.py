@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,63 @@ def test_a_damaged_head_is_refused_or_read_and_never_breaks(tiny: Path, place: i
         GgufFile(damaged)
     except ModelUnsupported as error:
         assert "damaged.gguf" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokenizer.ggml.eos_token_id", "2"),
+        ("tokenizer.ggml.eot_token_id", [2]),
+        ("tokenizer.ggml.unknown_token_id", -1),
+        ("tokenizer.ggml.tokens", "abc"),
+        ("tokenizer.ggml.tokens", [1, 2]),
+        ("tokenizer.ggml.token_type", ["normal"]),
+        ("tokenizer.ggml.merges", [0.5]),
+        ("tokenizer.ggml.scores", ["low"]),
+        ("tokenizer.chat_template", ["a"]),
+        ("split.count", "many"),
+        ("llama.context_length", float("inf")),
+        ("llama.embedding_length", "wide"),
+        ("llama.attention.head_count", [4, 4]),
+        ("llama.rope.dimension_count", "all"),
+        ("llama.rope.freq_base", [1.0]),
+    ],
+)
+def test_metadata_of_the_wrong_type_is_named(key: str, value: Any, tmp_path: Path) -> None:
+    """A list of heads, one for each layer, is real: OpenELM and pruned models have it."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        kinds = {str: writer.add_string, list: writer.add_array, int: writer.add_int32, float: writer.add_float32}
+        kinds[type(value)](key, value)
+        writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+
+    with pytest.raises(ModelUnsupported, match=rf"wrong\.gguf: {re.escape(key)} must be a"):
+        read_model_spec(written(tmp_path / "wrong.gguf", add))
+
+
+def test_a_list_of_token_types_that_is_too_long_is_refused_with_the_vocabulary(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_token_list(["a"])
+        writer.add_token_types([1, 3, 3])
+
+    with pytest.raises(ModelUnsupported, match="token_type has 3 entries for 1 tokens"):
+        open_files(written(tmp_path / "types.gguf", add)).text("tokenizer.json")
+
+
+def test_a_tensor_without_values_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "empty.gguf", lambda writer: writer.add_tensor("x", np.zeros((0, 8), np.float32)))
+    with pytest.raises(ModelUnsupported, match=r"rows of 'x' \[0, 8\] are no whole F32 blocks"):
+        GgufFile(path)
+
+
+def test_a_tensor_that_begins_between_two_values_is_refused(tmp_path: Path) -> None:
+    """It would be read where the system can not map it."""
+    path = written(tmp_path / "odd.gguf", lambda writer: writer.add_tensor("x", np.zeros((4, 8), np.float32)))
+    data = path.read_bytes()
+    at = data.index(b"x", 24) + 1 + 4 + 2 * 8 + 4  # behind the name: dimensions, their sizes, the type
+    path.write_bytes(data[:at] + struct.pack("<Q", 1) + data[at + 8 :] + bytes(32))
+    with pytest.raises(ModelUnsupported, match=r"tensor 'x' begins at no multiple of 32"):
+        GgufFile(path)
 
 
 def test_a_file_of_another_version_or_byte_order_is_refused(tiny: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,16 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be an id"),
         ({"eos_token_id": [1, -2]}, "eos_token_id must be an id"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1000"),
+        ({"vocab_size": 10**30}, "vocab_size must be a positive integer"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a positive number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "rope_scaling: factor must be a positive number"),
+        (
+            {"architectures": ["GptOssForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 10**9},
+            "num_local_experts must be at most",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 10**9}, "num_experts must be at most"),
     ],
 )
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
@@ -105,8 +116,17 @@ def test_a_folder_without_config_or_with_a_broken_one_is_named(tmp_path: Path) -
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelUnsupported, match=r"config\.json can not be read"):
         read_model_spec(tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ModelUnsupported, match=r"config\.json can not be read: maximum recursion depth"):
+        read_model_spec(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelUnsupported, match=r"config\.json must hold a JSON object"):
+        read_model_spec(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelUnsupported, match=r"has no config\.json"):
         read_model_spec(tmp_path)
 
 
