@@ -36,10 +36,8 @@ SPEC = parse_model_spec(
     },
     {},
 )
-QUANTISING_BYTES = 40 * MIB
-"""A block of 4 MiB in fp32 in a few forms, the joined parts of a tensor, and the holes between them in the heap: with
-them it has taken 44 MiB beside weights and shard. All shards would be 88 MiB more than one.
-"""
+QUANTISING_BYTES = 24 * MIB  # a block of 4 MiB in fp32 in a few forms, and the joined parts of a tensor
+_M_MMAP_THRESHOLD = -3  # malloc.h: what is larger gets pages of its own
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,11 +50,18 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept() -> None:
-    """What tests before have freed goes back to the system: a load that is served out of it would seem to take less."""
+def plain_heap() -> Iterator[None]:
+    """What was freed goes back to the system, now and while the test runs, so that neither a load is served out of what
+    tests before have left, and seems to take less, nor holes in the heap count as taken. glibc has this; others skip.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        pytest.skip("this allocator can not be told")
     gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
-        trim(0)
+    libc.malloc_trim(0)
+    libc.mallopt(_M_MMAP_THRESHOLD, MIB)
+    yield
+    libc.mallopt(_M_MMAP_THRESHOLD, 32 * MIB)  # to where it moves by itself
 
 
 @pytest.fixture(scope="module")
