@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fakes.family_cases import FAMILY_CASES, WINDOW
+from fakes.forward import load, logits_of
 from fakes.plans import Planner
 from fakes.tiny_model import make_tiny_llama
 from minisgl_backend.config import resolve_config
@@ -76,3 +78,20 @@ def test_a_second_file_with_the_same_names_beside_an_index_changes_nothing(tmp_p
     save_file(others, folder / "consolidated.safetensors", {"format": "pt"})
     after, _ = first_token(folder, "fp32")
     assert before == after != NO_TOKEN
+
+
+@pytest.mark.parametrize("name", ["qwen2_with_windows", "qwen2_with_unused_windows"])
+def test_a_window_hides_what_the_config_says_and_nothing_when_it_is_off(name: str, tmp_path: Path) -> None:
+    """ML-08: it was ignored, one token too long, or there although `use_sliding_window` is false."""
+    from transformers import AutoModelForCausalLM
+
+    folder = FAMILY_CASES[name].write(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    tokens = torch.randint(0, 320, (100,), generator=torch.Generator().manual_seed(8)).tolist()
+    model = load(folder)
+    for length in (WINDOW - 1, WINDOW, WINDOW + 1, 100):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens[:length]])).logits[0]
+        for cut in ([length], [WINDOW - 2, length - WINDOW + 2]):  # the second: behind a cached prefix
+            got = logits_of(model, tokens[:length], cut, 16, torch.float32)
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
