@@ -18,6 +18,9 @@ from minisgl_backend.models.registry import FAMILIES, refusal
 from minisgl_backend.models.rope_fields import read_ropes
 from minisgl_backend.models.spec import LayerSpec, ModelSpec
 
+MOST_TOKENS = 1 << 24
+"""Of a vocabulary: far beyond any model, and a bound on what a broken config.json makes everybody allocate."""
+
 _MOST_LAYERS = 1_000  # far beyond any model
 _DTYPES = ("float32", "float16", "bfloat16")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -75,7 +78,7 @@ def _as_llama(fields: ConfigFields, generation: Mapping[str, Any]) -> ModelSpec:
     activation = "hidden_activation" if "hidden_activation" in fields.defaults else "hidden_act"
     return ModelSpec(
         architecture=str(fields.values["architectures"][0]),
-        vocab_size=fields.positive("vocab_size"),
+        vocab_size=fields.positive("vocab_size", at_most=MOST_TOKENS),
         hidden_size=hidden_size,
         intermediate_size=fields.positive("intermediate_size"),
         num_layers=num_layers,

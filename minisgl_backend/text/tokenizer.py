@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
 from minisgl_backend.models.files import ModelFiles, open_files, read_object
-from minisgl_backend.models.folder import end_tokens
+from minisgl_backend.models.folder import MOST_TOKENS, end_tokens
 from minisgl_backend.text.byte_table import token_decoder
 from minisgl_backend.text.chat import PLAIN, ChatOptions, check_continued, plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate
@@ -251,7 +251,8 @@ def _template(files: ModelFiles, tokenizer_config: Mapping[str, Any]) -> str | N
         return alone
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
-        entry = {item["name"]: item["template"] for item in entry}.get("default")
+        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
+        entry = named[-1].get("template") if named else None
     if entry is not None and not isinstance(entry, str):
         raise ModelUnsupported(f"{files.path}: chat_template in tokenizer_config.json must be a string")
     return entry
@@ -291,6 +292,8 @@ def _strings_by_id(rust: RustTokenizer) -> list[str | None]:
 def _model_vocab_size(config: Mapping[str, Any]) -> int | None:
     text_config = config.get("text_config")
     size = (text_config if isinstance(text_config, dict) else config).get("vocab_size", config.get("vocab_size"))
+    if isinstance(size, int) and size > MOST_TOKENS:
+        raise ModelUnsupported(f"config.json: vocab_size must be at most {MOST_TOKENS}, got {size}")
     return size if isinstance(size, int) and size > 0 else None
 
 

@@ -86,6 +86,7 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
         ({"eos_token_id": [1, -2]}, "eos_token_id must be an id"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1000"),
         ({"vocab_size": 10**30}, "vocab_size must be a positive integer"),
+        ({"vocab_size": 10**9}, "vocab_size must be at most 16777216"),
         ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
         ({"rope_theta": float("nan")}, "rope_theta must be a positive number"),
         ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "rope_scaling: factor must be a positive number"),

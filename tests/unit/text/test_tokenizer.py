@@ -117,6 +117,26 @@ def test_an_eos_id_that_is_no_number_is_refused(tmp_path: Path, entry: Any) -> N
         Tokenizer.load(byte_level_folder(tmp_path, config={"eos_token_id": entry}))
 
 
+@pytest.mark.parametrize(
+    ("entry", "has_one"),
+    [
+        ([{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages }}"}], True),
+        ([{"name": "tool_use", "template": "x"}], False),
+        ([{}, "default", 1, {"name": [1]}], False),
+    ],
+)
+def test_of_several_templates_the_one_named_default_is_taken(entry: Any, has_one: bool, tmp_path: Path) -> None:
+    sentencepiece_folder(tmp_path, tokenizer_config={"chat_template": entry})
+    assert Tokenizer.load(tmp_path).has_chat_template is has_one
+
+
+def test_a_vocabulary_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    sentencepiece_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10**15}))
+    with pytest.raises(ModelUnsupported, match="vocab_size must be at most 16777216"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_text_is_encoded_the_same_from_many_threads(tokenizer: Tokenizer) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
