@@ -170,6 +170,10 @@ class RopeSpec:
         """Radians per position of each pair, in an engine that serves sequences of up to context_tokens."""
         return self.scaling.frequencies(self.theta, self.rotary_dim, context_tokens)
 
+    def table_bytes(self, context_tokens: int) -> int:
+        """Of cos and sin in fp32 at every position."""
+        return 4 * self.rotary_dim * context_tokens
+
     def made_for_tokens(self, stated_tokens: int) -> int:
         """The model's own context limit. stated_tokens: max_position_embeddings of config.json.
 

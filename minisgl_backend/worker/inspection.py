@@ -21,7 +21,7 @@ from minisgl_backend.models.checkpoint import check_tensors
 from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.gguf_file import GgufFile
-from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.limits import check_context_fits, context_limit
 from minisgl_backend.models.load import open_source
 from minisgl_backend.models.quantization import check_quantization, quantised_tensors
 from minisgl_backend.models.read_ahead import weight_files
@@ -71,6 +71,10 @@ def inspect_model(config: EngineConfig, path: Path) -> Inspection:
     except StartError as error:
         faults.append(str(error))
     needs = _needs(config, spec, path)
+    try:
+        check_context_fits(config, spec, needs.context_tokens, needs.free_bytes)
+    except StartError as error:
+        faults.append(str(error))
     if needs.weight_bytes + needs.kv_bytes_per_token * config.page_size > needs.free_bytes:
         faults.append(
             f"weights of {needs.weight_bytes:,} bytes and a page do not fit into {needs.free_bytes:,} bytes "

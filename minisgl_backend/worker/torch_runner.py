@@ -20,6 +20,7 @@ from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
 from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
+from minisgl_backend.models.limits import check_context_fits
 from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.models.size import weight_bytes
@@ -194,6 +195,7 @@ def build_torch_runner(
     grammars.warm()
     device = open_device(config.device, config.threads)
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
+    check_context_fits(config, spec, context_tokens, device.free_memory_bytes())
     kept = "" if config.quantization == "none" else f", quantization {config.quantization}"
     progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}{kept}")
     if dtype == torch.float16 and spec.dtype == "bfloat16":

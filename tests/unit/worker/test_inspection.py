@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from fakes.random_model import write_random_llama
 from minisgl_backend.config import resolve_config
-from minisgl_backend.errors import ModelUnsupported
+from minisgl_backend.errors import ConfigError, ModelUnsupported
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.load import load_model
 from minisgl_backend.models.size import weight_bytes
@@ -63,6 +65,17 @@ def test_a_quantisation_that_does_not_fit_the_model_is_told(tmp_path: Path) -> N
     folder = write_random_llama(tmp_path, intermediate_size=40)
     assert "no GGUF file" in inspected(folder, quantization="gguf").faults[0]
     assert "multiples of 32" in inspected(folder, quantization="int4").faults[0]
+
+
+def test_a_context_whose_tables_do_not_fit_is_refused_by_the_inspection_and_by_the_start(tmp_path: Path) -> None:
+    folder = write_random_llama(tmp_path, max_position_embeddings=128)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 40}))
+    message = "sequences of up to 1,099,511,627,776 tokens take .* lower 'context_tokens'"
+    assert any(re.search(message, fault) for fault in inspected(folder).faults)
+    with pytest.raises(ConfigError, match=message):
+        build_runner(resolve_config({"device": "cpu", "model": str(folder)}), folder)
+    assert inspected(folder, context_tokens=128).faults == ()
 
 
 def test_a_folder_whose_config_can_not_be_read_is_an_error(tmp_path: Path) -> None:
