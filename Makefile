@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+TRITON := .venv/.triton
 ARGS ?=
 
 .PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 system-deps clean
@@ -38,11 +39,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true  # some packages ship files that are no Python
 	@touch $@
 
+# The language of the GPU kernels, whose tests run in its interpreter: 290 MB, 1 GB unpacked, 4 to 20 seconds, and of
+# no use to who serves on a CPU. A torch for CUDA has brought the version that it needs.
+$(TRITON): $(STAMP)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || \
+		$(BIN)/python -m pip install --no-compile --disable-pip-version-check --no-deps triton==3.9.0
+	@touch $@
+
 serve: $(STAMP)
 	exec $(BIN)/minisgl serve $(ARGS)
 
 fetch: $(STAMP)
-	$(BIN)/minisgl fetch smollm2
+	$(BIN)/minisgl fetch smollm2 && $(BIN)/minisgl fetch smollm2-gguf
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -54,7 +62,7 @@ check: lint
 	$(BIN)/pytest tests/unit -m "not slow and not gpu and not e2e" $(ARGS)
 
 # One run of pytest holds the unit tests and all others, so its closing line counts everything.
-test: lint fetch
+test: lint fetch $(TRITON)
 	$(BIN)/pytest -m "not gpu and not soak" $(ARGS)
 
 format: $(STAMP)

@@ -21,6 +21,9 @@ from minisgl_backend.errors import ConfigError
 SETTINGS_VARIABLE = "MINISGL_SETTINGS"
 """Environment variable: a JSON object of settings that win over `1/model.json`."""
 
+Quantization = Literal["none", "int8", "int4", "gguf"]
+"""How the weights of linear layers are kept."""
+
 MAX_CPU = 8191
 """Largest number of a CPU in the setting `cpu_cores`: what Linux can be built for."""
 
@@ -28,8 +31,9 @@ MAX_CPU = 8191
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine. Field names are the keys of `1/model.json` and of `--set`."""
 
-    model: str = "smollm2"  # a name of `minisgl fetch`, a local Hugging Face folder, or a hub id
+    model: str = "smollm2"  # a name of `minisgl fetch`, a Hugging Face folder, a .gguf file, or a hub id
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # of weights and activations
+    quantization: Quantization = "none"  # of the linear layers' weights at load; gguf: as they lie in the GGUF file
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"; "fake" computes no model (for load tests of the path)
     attention: Literal["auto", "torch"] = "auto"  # attention backend
     page_size: int = 16  # tokens per KV page

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from minisgl_backend.errors import StartError
-from minisgl_client.commands import chat, doctor, fetch, generate, serve
+from minisgl_client.commands import chat, doctor, fetch, generate, inspect, models, serve
 from minisgl_client.errors import Cancelled, ClientError, RequestRefused, TimedOut, Unavailable, Unsupported
 
 
@@ -57,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(commands)
     fetch.add_parser(commands)
+    models.add_parser(commands)
+    inspect.add_parser(commands)
     doctor.add_parser(commands)
     generate.add_parser(commands)
     chat.add_parser(commands)

@@ -29,8 +29,8 @@ from minisgl_backend.actors.executors.build import make_limits
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.kvpool.sizing import bytes_per_page
 from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.locate import locate_model
-from minisgl_backend.models.spec import read_model_spec
 from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.build import build_runner
 

@@ -38,10 +38,10 @@ def absolute(config: EngineConfig) -> EngineConfig:
     """The same settings, meaning the same model and files from any working directory."""
     if config.step_trace:
         config = msgspec.structs.replace(config, step_trace=str(Path(config.step_trace).expanduser().resolve()))
-    folder = Path(config.model).expanduser()
+    path = Path(config.model).expanduser()
     if config.model in FETCHABLE:  # as locate_model: a folder of that name in the way is not meant
         return config
-    return msgspec.structs.replace(config, model=str(folder.resolve())) if folder.is_dir() else config
+    return msgspec.structs.replace(config, model=str(path.resolve())) if path.exists() else config
 
 
 def find_or_start(config: EngineConfig, environment: Mapping[str, str] | None = None) -> Place:

@@ -27,14 +27,29 @@ class StepRows:
     page_tables: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionVariant:
+    """How one layer attends."""
+
+    scale: float  # of q · k
+    window: int = 0  # positions a token attends to, itself among them; 0: all up to itself
+    softcap: float = 0.0  # scores become cap · tanh(score / cap) before masks and softmax; 0: they stay
+    sinks: bool = False  # `attend` gets sinks
+
+
 class StepAttention(Protocol):
     """Attention of one step; dropped when the step is done."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Writes k and v of all rows into the layer's pages, then lets every row attend to its own positions.
 
         q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], all in the pool's dtype
-        → [tokens, heads · head_dim]. Mutates the pool.
+        → [tokens, heads · head_dim]. Mutates the pool. sinks [heads]: a logit of each head that takes part in the
+        softmax and has no value (gpt-oss, OpenAI 2025).
+
+        What is not finite in one row is seen by no other row that does not read it. In a layer with a window, a cap or
+        sinks it is not even seen by the row's own tokens that do not attend to it: a row that has left it behind ends
+        well, and who reads the pages before it from the cache must find them sound.
         """
         ...
 
@@ -43,5 +58,5 @@ class AttentionBackend(Protocol):
     """One per worker; holds the pool it reads and writes."""
 
     def begin(self, rows: StepRows) -> StepAttention:
-        """Builds once what all layers of a step share: places to write to, groups of rows, masks."""
+        """Builds once what all layers of a step share: places to write to; groups of rows and masks of each window."""
         ...

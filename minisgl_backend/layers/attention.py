@@ -1,14 +1,25 @@
-"""Self-attention around a backend: project, rotate, attend over the pages, project back."""
+"""Self-attention around a backend: project, normalise, rotate, attend over the pages, project back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import StepAttention
-from minisgl_backend.kernels.rotary import apply_rotary
-from minisgl_backend.layers.linear import Linear
+from minisgl_backend.layers.linear import LinearOp
+from minisgl_backend.layers.norm import RmsNorm
+from minisgl_backend.layers.rotary import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorms:
+    """RMS norms of queries and keys (Henry et al. 2020): of each head by itself, or over all heads at once (OLMo 2)."""
+
+    q: RmsNorm
+    k: RmsNorm
+    each_head: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +27,25 @@ class SelfAttention:
     """x [tokens, hidden] → the same shape. Mutates the KV pool behind `attention`."""
 
     layer: int  # of the KV pool
+    num_heads: int
+    num_kv_heads: int
     head_dim: int
-    q: Linear  # out: heads · head_dim
-    k: Linear  # out: kv_heads · head_dim
-    v: Linear
-    o: Linear
+    qkv: LinearOp  # out: q, then k, then v
+    o: LinearOp
+    norms: QkNorms | None = None
+    sinks: Tensor | None = None  # see StepAttention.attend
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attention: StepAttention) -> Tensor:
-        """cos, sin: from RotaryTable.at the tokens' positions. attention: of this step."""
+    def __call__(self, x: Tensor, rotation: Rotation | None, attention: StepAttention) -> Tensor:
+        """rotation: at the tokens' positions; None: this layer has none. attention: of this step."""
+        kv_size = self.num_kv_heads * self.head_dim
+        q_size = self.num_heads * self.head_dim
+        q, k, v = torch.split(self.qkv(x), [q_size, kv_size, kv_size], dim=-1)
+        if self.norms is not None and not self.norms.each_head:
+            q, k = self.norms.q(q), self.norms.k(k)
         shape = (x.shape[0], -1, self.head_dim)
-        q = apply_rotary(self.q(x).view(shape), cos, sin)
-        k = apply_rotary(self.k(x).view(shape), cos, sin)
-        return self.o(attention.attend(self.layer, q, k, self.v(x).view(shape)))
+        q, k, v = q.view(shape), k.view(shape), v.view(shape)
+        if self.norms is not None and self.norms.each_head:
+            q, k = self.norms.q(q), self.norms.k(k)
+        if rotation is not None:
+            q, k = rotation(q), rotation(k)
+        return self.o(attention.attend(self.layer, q, k, v, self.sinks))

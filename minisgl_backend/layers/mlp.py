@@ -1,22 +1,32 @@
-"""Llama's gated MLP."""
+"""The gated MLP of Llama and its kin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
-from minisgl_backend.kernels.activation import silu_mul
-from minisgl_backend.layers.linear import Linear
+from minisgl_backend.kernels.activation import GatedActivation
+from minisgl_backend.layers.linear import LinearOp
+
+
+class Mlp(Protocol):
+    """The second half of a layer: dense, or sparse."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → the same shape, a new tensor."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """x [tokens, hidden] → down(silu(gate(x)) · up(x)), the same shape."""
+    """See Mlp: down(activation(gate) · up). SwiGLU and GeGLU, Shazeer 2020."""
 
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate_up: LinearOp  # out: gate, then up
+    down: LinearOp
+    activation: GatedActivation
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.gate(x), self.up(x)))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self.activation(gate, up))

@@ -11,7 +11,7 @@ from minisgl_backend.kernels.norm import rms_norm
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """weight [hidden]. x [tokens, hidden] → the same shape."""
+    """weight [size], in the model's dtype or in fp32 (see `rms_norm`). x [..., size] → the same shape."""
 
     weight: Tensor
     eps: float

@@ -1,13 +1,14 @@
 """The tensors of a Hugging Face folder, by name: safetensors only, mapped into memory, checked before they are read.
 
 A tensor read here is a view of the mapped file: nothing is copied until somebody converts it, and the system can drop
-and reread its pages. Pickled weights are refused: unpickling runs code.
+and reread its pages. One shard is open at a time, and goes with the last tensor that was taken as it is: a load that
+converts needs the converted weights and one shard. Pickled weights are refused: unpickling runs code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from minisgl_backend.errors import ModelUnsupported
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LONGEST_NAME = 255  # of a file, in bytes, on any file system
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -42,30 +44,37 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        files: dict[str, Any] = {}
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for name, file_name in _locate_tensors(folder):
-            if file_name not in files:
-                files[file_name] = _open(folder / file_name)
-            names, handle = files[file_name]
-            for tensor in (name,) if name is not None else names:
-                if tensor not in names:
-                    raise ModelUnsupported(f"{file_name} does not hold tensor {tensor!r}, which {_INDEX} expects there")
-                entry = handle.get_slice(tensor)
-                if entry.get_dtype() not in _DTYPES:
-                    raise ModelUnsupported(
-                        f"tensor {tensor!r} in {file_name} has dtype {entry.get_dtype()}; {', '.join(_DTYPES)} are read"
-                    )
-                self._file_of[tensor] = handle
-                self._shapes[tensor] = tuple(entry.get_shape())
+        self._open: tuple[Path, Any] | None = None
+        for file_name, expected in _locate_tensors(folder).items():
+            self._read_header(folder / file_name, expected)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+        file = self._file_of[name]
+        if self._open is None or self._open[0] != file:
+            self._open = None
+            self._open = file, _open(file)
+        tensor: Tensor = self._open[1].get_tensor(name)
         return tensor
+
+    def _read_header(self, file: Path, expected: Sequence[str] | None) -> None:
+        """expected: the tensors that the index has there; None: there is no index, all are taken."""
+        handle = _open(file)
+        names = frozenset(handle.keys())
+        for tensor in names if expected is None else expected:
+            if tensor not in names:
+                raise ModelUnsupported(f"{file.name} does not hold tensor {tensor!r}, which {_INDEX} expects there")
+            entry = handle.get_slice(tensor)
+            if entry.get_dtype() not in _DTYPES:
+                raise ModelUnsupported(
+                    f"tensor {tensor!r} in {file.name} has dtype {entry.get_dtype()}; {', '.join(_DTYPES)} are read"
+                )
+            self._file_of[tensor] = file
+            self._shapes[tensor] = tuple(entry.get_shape())
 
 
 class RandomTensors:
@@ -95,13 +104,15 @@ class RandomTensors:
 def check_tensors(
     expected: Mapping[str, tuple[int, ...]], present: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()
 ) -> None:
-    """Raises ModelUnsupported naming the first tensor that is missing, of another shape, or surplus.
+    """Raises ModelUnsupported naming the first tensor that is missing, of another shape, or surplus, and how many are.
 
     ignored: names that may be there although nothing reads them.
     """
+    missing = [name for name in expected if name not in present]
+    if missing:
+        more = f" and {len(missing) - 1} more of {len(expected)}" if len(missing) > 1 else ""
+        raise ModelUnsupported(f"the checkpoint lacks tensor {missing[0]!r}{more}")
     for name, shape in expected.items():
-        if name not in present:
-            raise ModelUnsupported(f"the checkpoint lacks tensor {name!r}")
         if present[name] != shape:
             raise ModelUnsupported(
                 f"tensor {name!r} has shape {list(present[name])}, config.json asks for {list(shape)}"
@@ -113,10 +124,10 @@ def check_tensors(
         )
 
 
-def _locate_tensors(folder: Path) -> list[tuple[str | None, str]]:
-    """(tensor, file) of the index in its order, or (None, file): all tensors of the only file."""
+def _locate_tensors(folder: Path) -> Mapping[str, Sequence[str] | None]:
+    """File → its tensors by the index, or None: all of the only file. Other files of the folder are not read."""
     if (folder / _SINGLE).is_file():
-        return [(None, _SINGLE)]
+        return {_SINGLE: None}
     index = folder / _INDEX
     if not index.is_file():
         pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
@@ -128,19 +139,25 @@ def _locate_tensors(folder: Path) -> list[tuple[str | None, str]]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         located = [(str(name), str(file)) for name, file in weight_map.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelUnsupported(f"{_INDEX} can not be read: {type(error).__name__}: {error}") from None
     for _, file in located:
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if (
+            Path(file).name != file
+            or not file.endswith(".safetensors")
+            or len(file.encode(errors="replace")) > _LONGEST_NAME
+        ):
             raise ModelUnsupported(f"{_INDEX} names {file!r}, which is no safetensors file of this folder")
-    return [*located]
+    tensors: dict[str, list[str]] = {}
+    for name, file in located:
+        tensors.setdefault(file, []).append(name)
+    return tensors
 
 
-def _open(path: Path) -> tuple[frozenset[str], Any]:
+def _open(path: Path) -> Any:
     if not path.is_file():
         raise ModelUnsupported(f"{path.name} is missing from the model's folder, but {_INDEX} names it")
     try:
-        handle: Any = safe_open(str(path), framework="pt", device="cpu")
-        return frozenset(handle.keys()), handle
+        return safe_open(str(path), framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ModelUnsupported(f"{path.name} is truncated or no safetensors file: {error}") from None

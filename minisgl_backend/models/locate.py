@@ -1,4 +1,4 @@
-"""Where a model lies: a name we can fetch, a local folder, or a hub id → the folder with its files.
+"""Where a model lies: a name we can fetch, a local folder or GGUF file, or a hub id → the folder or the file.
 
 First step of every start, before anything reads weights; also the command line's check of `--model`. Loads no torch.
 """
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from minisgl_backend.config import nearest
 from minisgl_backend.errors import ModelNotFound
+from minisgl_backend.models.files import GGUF_SUFFIX, is_gguf
 
 CACHE_VARIABLE = "MINISGL_CACHE"
 """Environment variable: the folder of fetched models, instead of the user's cache folder."""
 
-FETCHABLE = {"smollm2": "smollm2-135m-instruct-v1"}
+FETCHABLE = {"smollm2": "smollm2-135m-instruct-v1", "smollm2-gguf": "smollm2-135m-instruct-gguf-v1"}
 """Name for `minisgl fetch` → its folder in the cache. The number is raised when the conversion changes."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -24,7 +25,8 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*", "voca
 
 
 def locate_model(model: str) -> Path:
-    """`model` (a fetched name, a local Hugging Face folder, or a hub id) → its folder, absolute, with a config.json.
+    """`model` (a fetched name, a local Hugging Face folder, a GGUF file or a folder with one, or a hub id) → the folder
+    with a config.json or the .gguf file, absolute.
 
     A hub id is taken from the hub's local cache when it is complete there, else downloaded (safetensors, JSON and
     tokenizer files only). Raises ModelNotFound with one sentence that says what to do.
@@ -33,7 +35,7 @@ def locate_model(model: str) -> Path:
         folder = fetched_folder(model)
         if not folder.is_dir():
             raise ModelNotFound(f"model {model!r} was never fetched: run `minisgl fetch {model}`")
-        return folder
+        return _local_folder(folder)
     local = Path(model).expanduser()
     if model and local.exists():
         return _local_folder(local)
@@ -58,11 +60,18 @@ def cache_folder() -> Path:
 
 
 def _local_folder(folder: Path) -> Path:
+    if is_gguf(folder):
+        return folder.absolute()
     if not folder.is_dir():
-        raise ModelNotFound(f"model {str(folder)!r} is a file; a Hugging Face folder with a config.json is needed")
-    if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"model folder {str(folder)!r} holds no config.json")
-    return folder.absolute()
+        raise ModelNotFound(f"model {str(folder)!r} is a file; a Hugging Face folder or a .gguf file is needed")
+    if (folder / "config.json").is_file():
+        return folder.absolute()
+    inside = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    if len(inside) > 1:
+        raise ModelNotFound(f"model folder {str(folder)!r} holds {len(inside)} GGUF files: name one of them")
+    if not inside:
+        raise ModelNotFound(f"model folder {str(folder)!r} holds no config.json and no .gguf file")
+    return inside[0].absolute()
 
 
 def _hub_folder(hub_id: str) -> Path:

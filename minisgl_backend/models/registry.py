@@ -1,22 +1,49 @@
-"""Architecture name → how to load it. A new architecture is one entry here and one in SUPPORTED_ARCHITECTURES."""
+"""Architecture name → its family. A new architecture is one declaration in `families/` and one line here. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-import torch
+from minisgl_backend.models.families.gemma import GEMMA2, GEMMA3
+from minisgl_backend.models.families.glm import GLM, GLM4
+from minisgl_backend.models.families.gpt_oss import GPT_OSS
+from minisgl_backend.models.families.llama import LLAMA
+from minisgl_backend.models.families.mistral import MINISTRAL, MISTRAL
+from minisgl_backend.models.families.mixtral import MIXTRAL
+from minisgl_backend.models.families.olmo import OLMO2, OLMO3
+from minisgl_backend.models.families.phi import PHI3
+from minisgl_backend.models.families.qwen import QWEN2, QWEN3
+from minisgl_backend.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from minisgl_backend.models.families.smollm3 import SMOLLM3
+from minisgl_backend.models.family import Family
 
-from minisgl_backend.models.checkpoint import Checkpoint, TensorSource
-from minisgl_backend.models.llama import load_llama
-from minisgl_backend.models.model import Model
-from minisgl_backend.models.spec import ModelSpec
+_FAMILIES = (
+    LLAMA,
+    MISTRAL,
+    MINISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    OLMO2,
+    OLMO3,
+    GLM,
+    GLM4,
+    SMOLLM3,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    MIXTRAL,
+    GPT_OSS,
+)
 
-Loader = Callable[[ModelSpec, TensorSource, torch.device, torch.dtype, int], Model]
-
-LOADERS: Mapping[str, Loader] = {"LlamaForCausalLM": load_llama}
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in _FAMILIES}
 
 
-def load_model(spec: ModelSpec, folder: Path, device: torch.device, dtype: torch.dtype, context_tokens: int) -> Model:
-    """Maps the folder's weights and builds the model on the device. Raises ModelUnsupported."""
-    return LOADERS[spec.architecture](spec, Checkpoint(folder), device, dtype, context_tokens)
+def refusal(architecture: str) -> str:
+    """Why an architecture outside FAMILIES will not run as it stands; empty when it is only unknown."""
+    if not architecture.endswith("ForConditionalGeneration"):
+        return ""
+    text = architecture.removesuffix("ForConditionalGeneration") + "ForCausalLM"
+    other = f"; a checkpoint of its text model alone ({text}) does" if text in FAMILIES else ""
+    return f"it takes images or audio beside text, which this engine does not{other}"

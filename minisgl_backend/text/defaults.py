@@ -7,13 +7,13 @@ count on 16; end-of-sequence ids are the tokenizer's affair and hold in any case
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
+from minisgl_backend.models.files import open_files, read_object
 from minisgl_backend.text.parameters import READERS, SamplingParams
 
 _TAKEN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -24,15 +24,9 @@ def sampling_defaults(folder: Path, setting: Literal["auto", "none"]) -> Samplin
 
     Raises ModelUnsupported, naming the value and the setting, for one that no request could have either.
     """
-    path = folder / "generation_config.json"
-    if setting == "none" or not path.is_file():
+    given = None if setting == "none" else read_object(open_files(folder), "generation_config.json")
+    if given is None:
         return SamplingParams()
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelUnsupported(f"{path.name} can not be read: {error}") from None
-    if not isinstance(given, dict):
-        raise ModelUnsupported(f"{path.name} must hold a JSON object")
     return msgspec.structs.replace(SamplingParams(), **{name: _read(name, given[name]) for name in _named(given)})
 
 

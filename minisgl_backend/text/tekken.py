@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl_backend.errors import ModelUnsupported
+from minisgl_backend.models.tokenizer_json import BYTE_LEVEL, added_token, bos_first, split_by
 from minisgl_backend.text.byte_table import byte_level_text
 
 _NAMES = (
@@ -82,14 +83,12 @@ def _as_tokenizer(pattern: str, specials: list[str], ranked: list[bytes]) -> dic
     strings = {data: byte_level_text(data) for data in ranked}
     ids = {name: i for i, name in enumerate(specials)}
     vocab = {strings[data]: len(specials) + rank for rank, data in enumerate(ranked)}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
-        "added_tokens": [_added(i, name) for i, name in enumerate(specials)],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": _bos_first(ids[_BOS]),
-        "decoder": byte_level,
+        "added_tokens": [added_token(i, name, special=True) for i, name in enumerate(specials)],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split_by(pattern), BYTE_LEVEL]},
+        "post_processor": bos_first(_BOS, ids[_BOS]),
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "ignore_merges": True,
@@ -108,19 +107,3 @@ def _pairs(ranked: list[bytes]) -> list[tuple[bytes, bytes]]:
         known = [(left, right) for left, right in halves if left in rank_of and right in rank_of]
         pairs += sorted(known, key=lambda pair: (rank_of[pair[0]], rank_of[pair[1]]))
     return pairs
-
-
-def _added(i: int, content: str) -> dict[str, object]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {"id": i, "content": content, **flags}
-
-
-def _bos_first(bos_id: int) -> dict[str, object]:
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    bos = {"SpecialToken": {"id": _BOS, "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [bos, text],
-        "pair": [bos, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {_BOS: {"id": _BOS, "ids": [bos_id], "tokens": [_BOS]}},
-    }

@@ -1,8 +1,8 @@
 """A model's tokenizer: text → tokens, the bytes of each token, the special ids, the chat template.
 
 Where it stands in the flow: loaded once by the text actor from the model's folder and shared, read-only, by every
-request. It reads `tokenizer.json` with the `tokenizers` package alone: importing transformers' classes brings torch
-into the engine host and costs seconds. No code of the folder is ever run.
+request. It reads `tokenizer.json` (of a GGUF file: what gguf_tokenizer.py makes) with the `tokenizers` package alone:
+importing transformers' classes brings torch into the engine host and costs seconds. No code of the folder is ever run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
 from minisgl_backend.errors import InvalidRequest, ModelUnsupported
-from minisgl_backend.models.spec import end_tokens
+from minisgl_backend.models.files import ModelFiles, open_files, read_object
+from minisgl_backend.models.folder import MOST_TOKENS, end_tokens
 from minisgl_backend.text.byte_table import token_decoder
 from minisgl_backend.text.chat import PLAIN, ChatOptions, check_continued, plain_messages
 from minisgl_backend.text.chat_template import ChatTemplate
@@ -46,7 +47,7 @@ class Tokenizer:
     max_token_bytes: no token stands for more bytes of prompt text than this
     """
 
-    def __init__(self, rust: RustTokenizer, file: _TokenizerFile, files: _ModelFiles) -> None:
+    def __init__(self, rust: RustTokenizer, file: _TokenizerFile, files: _SmallFiles) -> None:
         """For `load`. `rust` is owned by the new object."""
         self._rust = rust
         named = _named_tokens(files.tokenizer_config, files.special_tokens_map)
@@ -76,7 +77,8 @@ class Tokenizer:
 
         Raises ModelUnsupported, in one sentence for the operator, when there is no usable tokenizer.
         """
-        path, raw = _tokenizer_file(folder)
+        files = open_files(folder)
+        path, raw = _tokenizer_file(files)
         try:
             file = msgspec.json.decode(raw, type=_TokenizerFile)
             rust = RustTokenizer.from_str(raw)
@@ -84,7 +86,7 @@ class Tokenizer:
             raise ModelUnsupported(f"{path} can not be read as a tokenizer: {error}") from None
         rust.no_truncation()  # a file may ask for it; a prompt must never be cut without a word
         rust.no_padding()
-        return cls(rust, file, _ModelFiles.read(folder))
+        return cls(rust, file, _SmallFiles.read(files, tekken=path.name == "tekken.json"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text → ids. The native part runs without the GIL, so a thread may encode while the loop serves.
@@ -217,7 +219,7 @@ class _TokenizerFile(msgspec.Struct):
     normalizer: dict[str, Any] | None = None
 
 
-class _ModelFiles(msgspec.Struct, frozen=True):
+class _SmallFiles(msgspec.Struct, frozen=True):
     """The small files beside tokenizer.json; an absent one is an empty object."""
 
     tokenizer_config: dict[str, Any]
@@ -227,53 +229,43 @@ class _ModelFiles(msgspec.Struct, frozen=True):
     template: str | None
 
     @staticmethod
-    def read(folder: Path) -> _ModelFiles:
-        tokenizer_config = _json_object(folder / "tokenizer_config.json")
-        if not (folder / "tokenizer.json").is_file():
+    def read(files: ModelFiles, *, tekken: bool) -> _SmallFiles:
+        tokenizer_config = read_object(files, "tokenizer_config.json") or {}
+        if tekken:
             tokenizer_config = named_tokens() | tokenizer_config
-        return _ModelFiles(
+        return _SmallFiles(
             tokenizer_config=tokenizer_config,
-            special_tokens_map=_json_object(folder / "special_tokens_map.json"),
-            config=_json_object(folder / "config.json"),
-            generation_config=_json_object(folder / "generation_config.json"),
-            template=_template(folder, tokenizer_config),
+            special_tokens_map=read_object(files, "special_tokens_map.json") or {},
+            config=read_object(files, "config.json") or {},
+            generation_config=read_object(files, "generation_config.json") or {},
+            template=_template(files, tokenizer_config),
         )
 
 
-def _tokenizer_file(folder: Path) -> tuple[Path, str]:
+def _tokenizer_file(files: ModelFiles) -> tuple[Path, str]:
     """Where the tokenizer stands, and the text of its tokenizer.json. Raises ModelUnsupported."""
-    path, tekken = folder / "tokenizer.json", folder / "tekken.json"
-    if path.is_file():
-        try:
-            return path, path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelUnsupported(f"{path} can not be read as a tokenizer: {error}") from None
+    text = files.text("tokenizer.json")
+    if text is not None:
+        return files.path / "tokenizer.json", text
+    tekken = files.path / "tekken.json"
     if tekken.is_file():
         return tekken, tokenizer_json(tekken)
-    others = [name for name in ("tokenizer.model", "vocab.json") if (folder / name).is_file()]
+    others = [name for name in ("tokenizer.model", "vocab.json") if (files.path / name).is_file()]
     hint = f" ({others[0]} alone is not supported: save the fast tokenizer beside it)" if others else ""
-    raise ModelUnsupported(f"{folder} has no tokenizer: tokenizer.json is missing{hint}")
+    raise ModelUnsupported(f"{files.path} has no tokenizer: tokenizer.json is missing{hint}")
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelUnsupported(f"{path} is not a JSON object: {error}") from None
-
-
-def _template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+def _template(files: ModelFiles, tokenizer_config: Mapping[str, Any]) -> str | None:
     """The file of its own wins over the entry of tokenizer_config.json; of several named ones, `default`."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    alone = files.text("chat_template.jinja")
+    if alone is not None:
+        return alone
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
-        entry = {item["name"]: item["template"] for item in entry}.get("default")
+        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
+        entry = named[-1].get("template") if named else None
     if entry is not None and not isinstance(entry, str):
-        raise ModelUnsupported(f"{folder}: chat_template in tokenizer_config.json must be a string")
+        raise ModelUnsupported(f"{files.path}: chat_template in tokenizer_config.json must be a string")
     return entry
 
 
@@ -311,10 +303,12 @@ def _strings_by_id(rust: RustTokenizer) -> list[str | None]:
 def _model_vocab_size(config: Mapping[str, Any]) -> int | None:
     text_config = config.get("text_config")
     size = (text_config if isinstance(text_config, dict) else config).get("vocab_size", config.get("vocab_size"))
+    if isinstance(size, int) and size > MOST_TOKENS:
+        raise ModelUnsupported(f"config.json: vocab_size must be at most {MOST_TOKENS}, got {size}")
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _union_of_eos(rust: RustTokenizer, named: Mapping[str, str], files: _ModelFiles) -> tuple[int, ...]:
+def _union_of_eos(rust: RustTokenizer, named: Mapping[str, str], files: _SmallFiles) -> tuple[int, ...]:
     text_config = files.config.get("text_config")
     found = end_tokens(files.config) | end_tokens(files.generation_config)
     found |= end_tokens(text_config) if isinstance(text_config, dict) else set()

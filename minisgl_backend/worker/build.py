@@ -12,9 +12,9 @@ from pathlib import Path
 
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
+from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.read_ahead import read_ahead
-from minisgl_backend.models.spec import read_model_spec
 from minisgl_backend.worker.runner import StepRunner
 
 Progress = Callable[[str], None]

@@ -11,16 +11,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl_backend.attention.interface import AttentionBackend, StepRows
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
+from minisgl_backend.device.host_peak import HostPeak
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
 from minisgl_backend.messages.plan import BatchPlan, Logprobs, StepResult
+from minisgl_backend.models.limits import check_context_fits
+from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
-from minisgl_backend.models.registry import load_model
+from minisgl_backend.models.size import weight_bytes
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import draw_tokens
 from minisgl_backend.sampling.grammar import GrammarSlots
@@ -33,7 +36,7 @@ from minisgl_backend.worker.spoilt import SpoiltSlots
 
 _MIB = 1 << 20
 
-ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool], AttentionBackend]] = {
+ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend]] = {
     "auto": TorchAttention,  # the only one, and right on every device
     "torch": TorchAttention,
 }
@@ -171,6 +174,14 @@ class TorchRunner:
         )
 
 
+def attention_variants(spec: ModelSpec) -> tuple[AttentionVariant, ...]:
+    """How each layer attends."""
+    return tuple(
+        AttentionVariant(spec.attention_scale, layer.window, spec.attention_softcap, spec.attention_sinks)
+        for layer in spec.layers
+    )
+
+
 def build_torch_runner(
     config: EngineConfig,
     spec: ModelSpec,
@@ -184,9 +195,16 @@ def build_torch_runner(
     grammars.warm()
     device = open_device(config.device, config.threads)
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
-    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}")
+    check_context_fits(config, spec, context_tokens, device.free_memory_bytes())
+    kept = "" if config.quantization == "none" else f", quantization {config.quantization}"
+    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}{kept}")
+    if dtype == torch.float16 and spec.dtype == "bfloat16":
+        progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens)
+        host_peak = HostPeak()
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization)
+        progress(_weights_line(weight_bytes(model), host_peak.bytes()))
+        variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
         def runner(num_pages: int) -> TorchRunner:
@@ -195,7 +213,7 @@ def build_torch_runner(
                 model,
                 device,
                 pool,
-                attention=ATTENTION_BACKENDS[config.attention](pool),
+                attention=ATTENTION_BACKENDS[config.attention](pool, variants),
                 max_running=config.max_running,
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,
@@ -205,7 +223,32 @@ def build_torch_runner(
         num_pages = _choose_pages(config, shape, device, context_tokens, runner)
         size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
         progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
+        if line := _windows_line(spec, shape, context_tokens):
+            progress(line)
         return runner(num_pages)
+
+
+def _windows_line(spec: ModelSpec, shape: KvShape, context_tokens: int) -> str:
+    """What the pool keeps although no layer that it belongs to can see it; empty where there is no such thing.
+
+    A page holds its tokens in all layers and is freed as a whole: the cache does not know of windows.
+    """
+    windows = [layer.window for layer in spec.layers if 0 < layer.window < context_tokens]
+    if not windows:
+        return ""
+    token_bytes = shape.bytes_per_page(1)
+    unseen_bytes = token_bytes // spec.num_layers * len(windows)
+    lengths = " or ".join(f"{window:,}" for window in sorted(set(windows)))
+    return (
+        f"{len(windows)} of {spec.num_layers} layers see the last {lengths} tokens; what they no longer see is kept all"
+        f" the same: {unseen_bytes:,} of {token_bytes:,} bytes a token"
+    )
+
+
+def _weights_line(weights: int, peak: int | None) -> str:
+    """peak: of main memory; mapped weights come into it when they are first used, so it may be below them."""
+    line = f"weights: {weights // _MIB} MiB"
+    return line if peak is None else f"{line}, at the peak of loading {peak // _MIB} MiB of main memory"
 
 
 def _choose_pages(

@@ -11,26 +11,36 @@ from torch import Tensor
 
 from minisgl_backend.attention.interface import StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import Quantization, resolve_config
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.models.folder import read_model_spec
+from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
-from minisgl_backend.models.registry import load_model
-from minisgl_backend.models.spec import read_model_spec
+from minisgl_backend.worker.torch_runner import attention_variants
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
-    """The folder's model with a rotary table for its whole context."""
+def load(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    context_tokens: int = 0,
+    quantization: Quantization = "none",
+) -> Model:
+    """The model of a folder or GGUF file for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
-    return load_model(spec, folder, torch.device(device), dtype, spec.context_tokens)
+    limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
+    return load_model(spec, folder, torch.device(device), dtype, limit, quantization)
 
 
 @torch.inference_mode()
 def logits_of(model: Model, tokens: Sequence[int], chunks: Sequence[int], page_size: int, dtype: torch.dtype) -> Tensor:
     """tokens in chunks of the given lengths (their sum is len(tokens)) → [tokens, vocab] on the model's device."""
     spec = model.spec
-    device = model.lm_head.weight.device  # type: ignore[attr-defined]
+    device = model.norm.weight.device  # type: ignore[attr-defined]
     num_pages = -(-len(tokens) // page_size)
     pool = PagedKvPool(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), num_pages, page_size, device)
-    backend = TorchAttention(pool)
+    backend = TorchAttention(pool, attention_variants(spec))
     table = torch.arange(num_pages, device=device).flip(0)[None]  # backwards: not the identity
     assert sum(chunks) == len(tokens)
     parts, start = [], 0

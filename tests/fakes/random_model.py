@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from fakes.tiny_model import EOS_ID, write_tokenizer
 from minisgl_backend.models.checkpoint import RandomTensors
-from minisgl_backend.models.llama import llama_tensors
-from minisgl_backend.models.spec import parse_model_spec
+from minisgl_backend.models.folder import parse_model_spec
+from minisgl_backend.models.tensors import expected_tensors
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,7 +37,7 @@ def write_random_llama(folder: Path, *, seed: int = 0, dtype: str = "float32", *
     """config.json, model.safetensors and the tiny tokenizer. overrides: fields of config.json."""
     config = {**SHAPE, "dtype": dtype, **overrides}
     spec = parse_model_spec(config, {})
-    source = RandomTensors(llama_tensors(spec), seed, getattr(torch, dtype))
+    source = RandomTensors(expected_tensors(spec), seed, getattr(torch, dtype))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     save_file({name: source.read(name) for name in source.shapes()}, folder / "model.safetensors", {"format": "pt"})

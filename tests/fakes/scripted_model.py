@@ -19,8 +19,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from fakes.tokenizers import CHATML, write_folder
-from minisgl_backend.models.llama import llama_tensors
-from minisgl_backend.models.spec import parse_model_spec
+from minisgl_backend.models.folder import parse_model_spec
+from minisgl_backend.models.tensors import expected_tensors
 
 Scripts = Mapping[str, Sequence[bytes]]
 """The last character of a prompt (ASCII) → the tokens of the answer, after which the model ends. No bytes may stand in
@@ -95,7 +95,7 @@ def _weights(config: dict[str, Any], followers: Sequence[int]) -> dict[str, torc
     vocab = len(followers)
     weights = {
         name: torch.ones(shape) if name.endswith("norm.weight") else torch.zeros(shape)
-        for name, shape in llama_tensors(parse_model_spec(config, {})).items()
+        for name, shape in expected_tensors(parse_model_spec(config, {})).items()
     }
     weights["model.embed_tokens.weight"] = torch.eye(vocab)
     weights["lm_head.weight"][torch.tensor(followers), torch.arange(vocab)] = _LOUD

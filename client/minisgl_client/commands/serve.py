@@ -56,7 +56,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Adds `serve` to the command line."""
     parser = commands.add_parser("serve", help="start tritonserver with a model", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--model", help="smollm2, a local Hugging Face folder, or a hub id (default: the repository's 1/model.json)")
+    add(
+        "--model",
+        help="smollm2, a Hugging Face folder, a .gguf file, or a hub id (default: the repository's 1/model.json)",
+    )
     add("--dtype", choices=("auto", "bf16", "fp16", "fp32"), help="of weights and activations")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="any engine setting (docs/configuration.md)")
     add(
@@ -198,7 +201,7 @@ def prepare_model(config: EngineConfig, stages: Stages) -> str:
     stages.begin("model", config.model)
     folder = locate_model(config.model)
     context_limit(config, folder)
-    return str(folder) if Path(config.model).expanduser().is_dir() and config.model not in FETCHABLE else config.model
+    return str(folder) if Path(config.model).expanduser().exists() and config.model not in FETCHABLE else config.model
 
 
 def server_command(

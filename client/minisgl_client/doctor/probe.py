@@ -19,7 +19,9 @@ from pathlib import Path
 from minisgl_backend.config import EngineConfig, read_settings
 from minisgl_backend.device import machine
 from minisgl_backend.errors import StartError
-from minisgl_backend.models.locate import FETCHABLE, cache_folder, fetched_folder
+from minisgl_backend.models.files import GGUF_SUFFIX
+from minisgl_backend.models.folder import read_model_spec
+from minisgl_backend.models.locate import FETCHABLE, cache_folder, fetched_folder, locate_model
 from minisgl_client.commands import serve
 from minisgl_client.doctor.facts import Facts, Gpu, Model, Port, Triton
 from minisgl_client.server.errors import ServeError
@@ -178,13 +180,15 @@ def look_at_model(config: EngineConfig) -> Model:
     fetchable = config.model in FETCHABLE
     folder = fetched_folder(config.model) if fetchable else Path(config.model).expanduser()
     computes = config.device != "fake"
-    if not folder.is_dir():
+    if not folder.exists():
         return Model(config.model, "", fetchable, "", computes)
     return Model(config.model, str(folder), fetchable, _problem_of(folder), computes)
 
 
 def _problem_of(folder: Path) -> str:
     """Why a model's folder can not be served, as far as the first bytes of its files say; else empty."""
+    if not (folder / "config.json").is_file() and (folder.is_file() or any(folder.glob(f"*{GGUF_SUFFIX}"))):
+        return _problem_of_gguf(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         return f"{folder} holds no safetensors"
@@ -193,6 +197,14 @@ def _problem_of(folder: Path) -> str:
     except (OSError, ValueError, RecursionError) as error:
         return f"{folder / 'config.json'} can not be read: {getattr(error, 'strerror', None) or 'it is no JSON'}"
     return next((problem for file in weights if (problem := _problem_of_weights(file))), "")
+
+
+def _problem_of_gguf(path: Path) -> str:
+    try:
+        read_model_spec(locate_model(str(path)))
+    except StartError as error:
+        return str(error)
+    return ""
 
 
 def _problem_of_weights(file: Path) -> str:

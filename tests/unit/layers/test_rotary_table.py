@@ -13,7 +13,8 @@ def test_the_table_is_exact_to_fp32_at_far_positions() -> None:
     frequencies = (1.0, 0.7305, 3e-5)
     table = build_rotary_table(frequencies, 131_072, torch.device("cpu"))
     position = 131_071
-    cos, sin = table.at(torch.tensor([position, 0]))
+    rotation = table.at(torch.tensor([position, 0]))
+    cos, sin = rotation.cos, rotation.sin
     assert cos.shape == (2, 1, 3) and cos.dtype == torch.float32
     for pair, frequency in enumerate(frequencies):
         assert abs(cos[0, 0, pair].item() - math.cos(position * frequency)) < 1e-7

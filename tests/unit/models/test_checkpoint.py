@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from minisgl_backend.errors import ModelUnsupported
 from minisgl_backend.models.checkpoint import Checkpoint, RandomTensors
-from minisgl_backend.models.llama import LlamaModel, llama_tensors, load_llama
-from minisgl_backend.models.spec import ModelSpec, parse_model_spec
+from minisgl_backend.models.decoder import Decoder
+from minisgl_backend.models.folder import parse_model_spec
+from minisgl_backend.models.load import build_decoder
+from minisgl_backend.models.spec import ModelSpec
+from minisgl_backend.models.tensors import expected_tensors
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def tensors_of(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    source = RandomTensors(llama_tensors(spec), seed=1, dtype=dtype)
+    source = RandomTensors(expected_tensors(spec), seed=1, dtype=dtype)
     return {name: source.read(name) for name in source.shapes()}
 
 
@@ -48,8 +51,8 @@ def write_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, st
     return weight_map
 
 
-def load(folder: Path, spec: ModelSpec = TIED, dtype: torch.dtype = torch.float32) -> LlamaModel:
-    return load_llama(spec, Checkpoint(folder), torch.device("cpu"), dtype, 32)
+def load(folder: Path, spec: ModelSpec = TIED, dtype: torch.dtype = torch.float32) -> Decoder:
+    return build_decoder(spec, Checkpoint(folder), torch.device("cpu"), dtype, 32)
 
 
 def mapped_file_at(address: int) -> str:
@@ -64,7 +67,7 @@ def mapped_file_at(address: int) -> str:
 def test_weights_in_the_wanted_dtype_stay_in_the_mapped_file(tmp_path: Path) -> None:
     model = load(write(tmp_path, tensors_of(TIED)))
     layer = model.layers[1]
-    for weight in (model.embedding.weight, layer.attention.q.weight, layer.mlp.down.weight, model.norm.weight):
+    for weight in (model.embedding.weight, layer.attention.o.weight, layer.mlp.down.weight, model.norm.weight):
         assert mapped_file_at(weight.data_ptr()).endswith("model.safetensors")
     assert model.lm_head.weight is model.embedding.weight
 
@@ -72,9 +75,9 @@ def test_weights_in_the_wanted_dtype_stay_in_the_mapped_file(tmp_path: Path) -> 
 def test_weights_of_another_dtype_are_converted_out_of_the_file(tmp_path: Path) -> None:
     tensors = tensors_of(TIED, torch.bfloat16)
     model = load(write(tmp_path, tensors))
-    weight = model.layers[0].mlp.up.weight
+    weight = model.layers[0].mlp.down.weight
     assert weight.dtype == torch.float32 and not mapped_file_at(weight.data_ptr()).endswith(".safetensors")
-    assert torch.equal(weight, tensors["model.layers.0.mlp.up_proj.weight"].float())
+    assert torch.equal(weight, tensors["model.layers.0.mlp.down_proj.weight"].float())
 
 
 def test_shards_are_read_through_their_index_and_only_that(tmp_path: Path) -> None:
@@ -85,6 +88,7 @@ def test_shards_are_read_through_their_index_and_only_that(tmp_path: Path) -> No
     write(tmp_path, {**shard, "leftover": torch.ones(1)}, "model-1.safetensors")  # no tensor of the index
     model = load(tmp_path, UNTIED)
     assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    assert torch.equal(model.layers[1].mlp.down.weight, tensors["model.layers.1.mlp.down_proj.weight"])
     assert mapped_file_at(model.embedding.weight.data_ptr()).endswith("model-1.safetensors")
 
 
@@ -99,7 +103,9 @@ def test_a_missing_a_surplus_and_a_misshapen_tensor_are_named(tmp_path: Path) ->
     name = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(ModelUnsupported, match=rf"lacks tensor '{name}'"):
         load(write(tmp_path, {n: t for n, t in tensors.items() if n != name}), UNTIED)
-    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'lm_head\.weight'"):
+    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'model\.embed_tokens\.weight' and 20 more of 21"):
+        load(write(tmp_path, {"other": torch.ones(1)}), UNTIED)
+    with pytest.raises(ModelUnsupported, match=r"lacks tensor 'lm_head\.weight'$"):
         load(write(tmp_path, tensors_of(TIED)), UNTIED)
     with pytest.raises(ModelUnsupported, match=r"does not use, the first is 'model\.layers\.0\.q_norm\.weight'"):
         load(write(tmp_path, {**tensors, "model.layers.0.q_norm.weight": torch.ones(8)}), UNTIED)
@@ -137,14 +143,23 @@ def test_a_truncated_file_is_named(keep: int, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "weights.bin", "a/b.safetensors"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../outside.safetensors",
+        "/etc/passwd",
+        "weights.bin",
+        "a/b.safetensors",
+        pytest.param("x" * 300 + ".safetensors", id="longer than a name can be"),
+    ],
+)
 def test_an_index_that_points_outside_or_at_a_pickle_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": file}}))
     with pytest.raises(ModelUnsupported, match="no safetensors file of this folder"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"weight_map": 3}', pytest.param("[" * 100_000, id="deep")])
 def test_a_broken_index_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(ModelUnsupported, match=r"model\.safetensors\.index\.json can not be read"):
@@ -164,11 +179,11 @@ def test_an_empty_folder_holds_no_weights(tmp_path: Path) -> None:
 
 
 def test_random_weights_depend_on_the_seed_and_nothing_else() -> None:
-    shapes = llama_tensors(UNTIED)
+    shapes = expected_tensors(UNTIED)
     one, again, other = (RandomTensors(shapes, seed, torch.float32) for seed in (1, 1, 2))
     name = "model.layers.1.self_attn.k_proj.weight"
     one.read("lm_head.weight")  # the order of reading does not matter
     assert torch.equal(one.read(name), again.read(name)) and not torch.equal(one.read(name), other.read(name))
     assert not torch.equal(one.read(name), one.read("model.layers.0.self_attn.k_proj.weight"))
-    model = load_llama(UNTIED, one, torch.device("cpu"), torch.float32, 8)
-    assert model.layers[0].mlp.gate.weight.shape == (24, 16)
+    model = build_decoder(UNTIED, one, torch.device("cpu"), torch.float32, 8)
+    assert model.layers[0].mlp.gate_up.weight.shape == (48, 16)

@@ -69,9 +69,9 @@ def test_what_is_nothing_at_all_is_answered_without_asking_the_hub(model: str, s
 
 
 def test_a_file_is_no_model_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(ModelNotFound, match=r"model\.gguf' is a file"):
-        locate_model(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(ModelNotFound, match=r"model\.onnx' is a file; a Hugging Face folder or a \.gguf file"):
+        locate_model(str(tmp_path / "model.onnx"))
 
 
 def test_a_folder_without_configuration_is_no_model_folder(tmp_path: Path) -> None:

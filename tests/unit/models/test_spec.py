@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +13,10 @@ import pytest
 
 from minisgl_backend.config import resolve_config
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
+from minisgl_backend.models.folder import parse_model_spec, read_model_spec
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.rope import RopeSpec
-from minisgl_backend.models.spec import SUPPORTED_ARCHITECTURES, ModelSpec, parse_model_spec, read_model_spec
+from minisgl_backend.models.spec import ModelSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -24,13 +25,6 @@ CONFIG: dict[str, Any] = {
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
 }
 
 
@@ -41,8 +35,8 @@ def parse(generation: dict[str, Any] | None = None, **fields: Any) -> ModelSpec:
 def test_what_is_absent_takes_the_defaults_of_the_llama_config() -> None:
     spec = parse()
     assert (spec.num_kv_heads, spec.head_dim, spec.context_tokens, spec.rms_norm_eps) == (4, 8, 2048, 1e-6)
-    assert (spec.tie_embeddings, spec.attention_bias, spec.mlp_bias) == (False, False, False)
-    assert spec.rope == RopeSpec("default", 10000.0) and spec.dtype == "float32" and spec.eos_token_ids == ()
+    assert (spec.tie_embeddings, spec.qkv_bias, spec.mlp_bias) == (False, False, False)
+    assert spec.ropes == (RopeSpec(10000.0, 8),) and spec.dtype == "float32" and spec.eos_token_ids == ()
 
 
 def test_a_given_head_dim_is_not_derived() -> None:
@@ -70,50 +64,16 @@ def test_end_tokens_are_the_union_of_both_files(config: Any, generation: Any, ex
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2}},
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
-        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
-    ],
-)
-def test_rope_is_read_from_every_place_it_was_ever_written_to(fields: dict[str, Any]) -> None:
-    assert parse(**fields).rope == RopeSpec("linear", 5e5, 2.0)
-
-
-def test_rope_scaling_of_null_is_plain() -> None:
-    assert parse(rope_theta=1e6, rope_scaling=None).rope == RopeSpec("default", 1e6)
-
-
-def test_llama3_rope_keeps_fast_turns_slows_slow_ones_and_blends_between() -> None:
-    rope = parse(rope_theta=5e5, rope_scaling=LLAMA3).rope
-    plain = RopeSpec("default", 5e5).frequencies(128)
-    for scaled, frequency in zip(rope.frequencies(128), plain, strict=True):
-        turns = 8192 * frequency / (2 * math.pi)
-        if turns > 4:
-            assert scaled == frequency
-        elif turns < 1:
-            assert scaled == frequency / 8
-        else:
-            assert frequency / 8 < scaled < frequency
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["Qwen3ForCausalLM"]}, r"'Qwen3ForCausalLM' is not supported; supported are: LlamaFor"),
-        ({"architectures": []}, r"architectures must name one architecture, got \[\]; LlamaForCausalLM runs"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported are: LlamaFor"),
+        ({"architectures": []}, r"architectures must name one architecture, got \[\]; supported are: LlamaForCausalLM"),
         ({"architectures": None}, "architectures must name one"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map asks for code"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "model_type": "my_llama"}, "auto_map asks for code"),
+        ({"auto_map": {"AutoModel": "x.Y"}, "architectures": ["Mine"], "model_type": "llama"}, "auto_map asks for co"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling of kind 'yarn' is not supported; default, l"),
-        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor must be a positive number, got None"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be above low_freq_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per layer type is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
-        ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
         ({"num_attention_heads": 6, "num_key_value_heads": 4}, "no multiple of num_key_value_heads"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
@@ -124,11 +84,26 @@ def test_llama3_rope_keeps_fast_turns_slows_slow_ones_and_blends_between() -> No
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' is not supported"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be an id"),
         ({"eos_token_id": [1, -2]}, "eos_token_id must be an id"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 1000"),
+        ({"vocab_size": 10**30}, "vocab_size must be a positive integer"),
+        ({"vocab_size": 10**9}, "vocab_size must be at most 16777216"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a positive number"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, "rope_scaling: factor must be a positive number"),
+        (
+            {"architectures": ["GptOssForCausalLM"], "num_key_value_heads": 4, "num_local_experts": 10**9},
+            "num_local_experts must be at most",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 10**9}, "num_experts must be at most"),
     ],
 )
 def test_what_can_not_be_honoured_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelUnsupported, match=message):
         parse(**fields)
+
+
+def test_code_that_a_folder_brings_for_a_family_that_is_here_is_not_needed() -> None:
+    assert parse(auto_map={"AutoConfig": "configuration_llama.LlamaConfig"}, model_type="llama") == parse()
 
 
 def test_a_folder_that_is_not_there_is_not_found(tmp_path: Path) -> None:
@@ -142,8 +117,17 @@ def test_a_folder_without_config_or_with_a_broken_one_is_named(tmp_path: Path) -
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelUnsupported, match=r"config\.json can not be read"):
         read_model_spec(tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ModelUnsupported, match=r"config\.json can not be read: maximum recursion depth"):
+        read_model_spec(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelUnsupported, match=r"config\.json must hold a JSON object"):
+        read_model_spec(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelUnsupported, match=r"has no config\.json"):
         read_model_spec(tmp_path)
 
 
@@ -153,12 +137,6 @@ def test_the_context_limit_is_the_models_unless_a_smaller_one_is_set(tmp_path: P
     assert context_limit(resolve_config({"context_tokens": 512}), tmp_path) == 512
     with pytest.raises(ConfigError, match="'context_tokens' is 2049, but the model ends at 2048"):
         context_limit(resolve_config({"context_tokens": 2049}), tmp_path)
-
-
-def test_every_supported_architecture_has_a_loader() -> None:
-    from minisgl_backend.models.registry import LOADERS
-
-    assert tuple(LOADERS) == SUPPORTED_ARCHITECTURES
 
 
 def test_reading_a_spec_loads_no_torch() -> None:

@@ -99,7 +99,7 @@ def test_a_folder_without_tokenizer_is_refused_in_one_sentence(tmp_path: Path) -
 )
 def test_a_broken_tokenizer_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ModelUnsupported, match="can not be read as a tokenizer"):
+    with pytest.raises(ModelUnsupported, match="can not be read"):
         Tokenizer.load(tmp_path)
 
 
@@ -115,6 +115,26 @@ def test_a_broken_file_beside_the_tokenizer_is_named(tmp_path: Path, name: str) 
 def test_an_eos_id_that_is_no_number_is_refused(tmp_path: Path, entry: Any) -> None:
     with pytest.raises(ModelUnsupported, match="eos_token_id"):
         Tokenizer.load(byte_level_folder(tmp_path, config={"eos_token_id": entry}))
+
+
+@pytest.mark.parametrize(
+    ("entry", "has_one"),
+    [
+        ([{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages }}"}], True),
+        ([{"name": "tool_use", "template": "x"}], False),
+        ([{}, "default", 1, {"name": [1]}], False),
+    ],
+)
+def test_of_several_templates_the_one_named_default_is_taken(entry: Any, has_one: bool, tmp_path: Path) -> None:
+    sentencepiece_folder(tmp_path, tokenizer_config={"chat_template": entry})
+    assert Tokenizer.load(tmp_path).has_chat_template is has_one
+
+
+def test_a_vocabulary_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    sentencepiece_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10**15}))
+    with pytest.raises(ModelUnsupported, match="vocab_size must be at most 16777216"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_text_is_encoded_the_same_from_many_threads(tokenizer: Tokenizer) -> None:

@@ -5,6 +5,7 @@ That its tokens are right is the business of tests/numeric/.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,6 +17,7 @@ import torch
 from fakes.forward import load, logits_of
 from fakes.plans import Planner, generate
 from fakes.random_model import write_random_llama
+from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.device.cpu import CpuDevice
@@ -102,9 +104,10 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 
     def watch(self: TorchAttention, rows: Any) -> Any:
         step = original(self, rows)
-        fresh = any(chunk.table is None for chunk in step.chunks)
-        prefixed = any(chunk.table is not None for chunk in step.chunks)
-        seen.add((fresh, prefixed, bool(step.groups)))
+        (view,) = step.views.values()
+        fresh = any(chunk.table is None for chunk in view.chunks)
+        prefixed = any(chunk.table is not None for chunk in view.chunks)
+        seen.add((fresh, prefixed, bool(view.groups)))
         return step
 
     monkeypatch.setattr(TorchAttention, "begin", watch)
@@ -116,9 +119,9 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 def test_the_setting_chooses_the_attention_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     made: list[PagedKvPool] = []
 
-    def backend(pool: PagedKvPool) -> TorchAttention:
+    def backend(pool: PagedKvPool, variants: Sequence[AttentionVariant]) -> TorchAttention:
         made.append(pool)
-        return TorchAttention(pool)
+        return TorchAttention(pool, variants)
 
     monkeypatch.setitem(ATTENTION_BACKENDS, name, backend)
     runner = build(folder, attention=name)
@@ -202,7 +205,20 @@ def test_the_build_says_what_it_does(folder: Path) -> None:
     lines: list[str] = []
     build_runner(resolve_config({"device": "cpu", "dtype": "bf16", "threads": 1}), folder, 0, lines.append)
     assert lines[0].startswith("loading weights on cpu (") and lines[0].endswith(" in bfloat16")
-    assert "KV pages of 16 tokens" in lines[1]
+    assert lines[1].startswith("weights: ") and "at the peak of loading" in lines[1]
+    assert "KV pages of 16 tokens" in lines[2]
+
+
+def test_the_build_says_what_is_kept_of_layers_that_no_longer_see_it(tmp_path: Path) -> None:
+    """Only where a sequence can be longer than the window."""
+    windows = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+    folder = write_random_llama(tmp_path, architectures=["Qwen2ForCausalLM"], num_hidden_layers=3, **windows)
+    kept = "what they no longer see is kept all the same: 256 of 384 bytes a token"
+    for context, expected in [(128, [f"2 of 3 layers see the last 48 tokens; {kept}"]), (48, [])]:
+        lines: list[str] = []
+        settings = {"device": "cpu", "dtype": "fp32", "threads": 1, "context_tokens": context}
+        build_runner(resolve_config(settings), folder, 0, lines.append)
+        assert [line for line in lines if "layers" in line] == expected
 
 
 def test_threads_are_set_from_the_settings(folder: Path) -> None:

@@ -1,0 +1,110 @@
+"""The Triton kernel of the experts against the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fakes.experts import random_experts, random_routing, random_tokens
+from minisgl_backend.kernels import moe_triton
+from minisgl_backend.kernels.moe import (
+    NO_EXPERT,
+    ExpertActivation,
+    ExpertWeights,
+    Routing,
+    mix_experts_reference,
+)
+from minisgl_backend.kernels.moe_triton import mix_experts_triton, sort_into_blocks
+
+SILU = ExpertActivation("silu")
+ACTIVATIONS = [SILU, ExpertActivation("gelu_tanh"), ExpertActivation("clamped_swiglu", alpha=1.702, limit=0.7)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda it: it.kind)
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "top_k", "hidden", "inner"),
+    [(1, 4, 2, 33, 17), (3, 5, 5, 64, 65), (37, 3, 2, 70, 40), (70, 8, 1, 16, 100), (5, 40, 3, 129, 24)],
+)
+def test_it_equals_the_reference_where_no_size_fills_a_block(
+    tokens: int, num_experts: int, top_k: int, hidden: int, inner: int, activation: ExpertActivation
+) -> None:
+    experts = random_experts(num_experts, hidden, inner, biases=activation.alpha > 0)
+    x, routing = random_tokens(tokens, hidden), random_routing(tokens, num_experts, top_k)
+    expected = mix_experts_reference(x, routing, experts, activation)
+    assert expected.std() > 0.05
+    got = mix_experts_triton(x, routing, experts, activation)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [60, 300])
+def test_the_tiles_for_many_places_give_the_same(tokens: int) -> None:
+    experts, x, routing = random_experts(2, 40, 24), random_tokens(tokens, 40), random_routing(tokens, 2, 1)
+    assert moe_triton._tile(tokens, 2).places > 16
+    expected = mix_experts_reference(x, routing, experts, SILU)
+    torch.testing.assert_close(mix_experts_triton(x, routing, experts, SILU), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_may_lie_apart() -> None:
+    experts, wide, routing = random_experts(4, 24, 16), random_tokens(6, 30), random_routing(6, 4, 2)
+    expected = mix_experts_reference(wide[:, :24], routing, experts, SILU)
+    got = mix_experts_triton(wide[:, :24], routing, experts, SILU)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_is_summed_in_fp32() -> None:
+    """fp16: the interpreter's product of bf16 is wrong (Triton 3.9)."""
+    experts, x = random_experts(6, 48, 32, dtype=torch.float16), random_tokens(20, 48, torch.float16)
+    routing = random_routing(20, 6, 4)
+    wide = ExpertWeights(experts.gate_up.float(), experts.down.float())
+    expected = mix_experts_reference(x.float(), routing, wide, SILU)
+    got = mix_experts_triton(x, routing, experts, SILU)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got.float(), expected, atol=4e-3, rtol=4e-3)
+
+
+@pytest.fixture
+def _new_memory_is_nan() -> Iterator[None]:
+    """What a kernel did not write shows when it is read."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_new_memory_is_nan")
+def test_rows_without_an_expert_reach_none_and_change_nobody() -> None:
+    x, routing, experts = random_tokens(9, 24), random_routing(9, 4, 2), random_experts(5, 24, 16)
+    expected = mix_experts_triton(x, routing, experts, SILU)
+    experts.gate_up[4] = experts.down[4] = math.nan
+    padded = Routing(
+        torch.cat((torch.full((3, 2), NO_EXPERT), routing.experts)),
+        torch.cat((torch.full((3, 2), math.nan), routing.weights)),
+    )
+    x = torch.cat((torch.full((3, 24), math.nan), x))
+    got = mix_experts_triton(x, padded, experts, SILU)
+    assert torch.equal(got, torch.cat((torch.zeros(3, 24), expected)))
+
+
+def test_a_batch_of_padding_alone_and_an_empty_one_are_nothing() -> None:
+    x, experts = random_tokens(3, 24), random_experts(5, 24, 16)
+    nobody = Routing(torch.full((3, 2), NO_EXPERT), torch.ones(3, 2))
+    assert torch.equal(mix_experts_triton(x, nobody, experts, SILU), torch.zeros(3, 24))
+    empty = Routing(nobody.experts[:0], nobody.weights[:0])
+    assert mix_experts_triton(x[:0], empty, experts, SILU).shape == (0, 24)
+
+
+def test_every_place_is_in_one_block_of_its_expert() -> None:
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        tokens, num_experts = (int(n) for n in torch.randint(1, 30, (2,), generator=generator))
+        chosen = random_routing(tokens, num_experts, min(num_experts, 1 + seed % 4)).experts
+        chosen = chosen.masked_fill(torch.rand(tokens, 1, generator=generator) < 0.2, NO_EXPERT)
+        blocks = sort_into_blocks(chosen, num_experts, 4)
+        flat, seen = chosen.flatten().tolist(), []
+        for expert, places in zip(blocks.experts.tolist(), blocks.places.view(-1, 4).tolist(), strict=True):
+            held = [place for place in places if place != blocks.empty]
+            assert all(flat[place] == expert for place in held) and bool(held) == (expert != NO_EXPERT)
+            seen += held
+        assert sorted(seen) == [place for place, expert in enumerate(flat) if expert != NO_EXPERT]
