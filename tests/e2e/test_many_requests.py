@@ -78,8 +78,8 @@ def at_rest(server: Server) -> Resources:
 def assert_flat(rounds: list[Resources]) -> None:
     """Of the same thousand requests again and again, the first time being the warm-up: nothing is kept of them.
 
-    Less than a KiB for each request: any record or reply that is kept is more. The heap takes a step of some MiB once in
-    a while, in a round that nobody can name, and then stands; what is kept grows in every round, so the median tells.
+    Less than a KiB for each request: any record or reply that is kept is more. The heap takes a step of some MiB once
+    in a while, in a round that nobody can name, and then stands; what is kept grows every round, so the median tells.
     Pools of threads fill as they are used, and the connection of our own last look may still be closing, so two more
     threads and files are allowed; one per request would be a thousand.
     """
