@@ -1,30 +1,33 @@
 """Logits → tokens, for all sampled rows of a step.
 
-Order, as in vLLM: temperature, then min_p, then top_k, then top_p on what these left (renormalised), then one draw by
-inverse CDF with the row's own uniform number (`uniform.py`). What changes single logits comes before (`draw.py`).
+Order, as in vLLM: temperature, then min_p, then top_k, then top_p on what these left (renormalised), then one race
+among the tokens that are left, on the row's own chances (`race.py`). What changes single logits comes before
+(`draw.py`).
 
 A token is a pure function of (logits, seed, sample_index, position). What could break that in a batch is the order in
-which a sum is added up, so probabilities become whole numbers first: weight = floor(2**40 · exp((logit − best) / t)),
-and sums of integers do not depend on any order. A token below 2**-40 of the best one can not be drawn.
+which a sum is added up. Only filters add: for them probabilities become whole numbers, floor(2**40 · exp((logit − best)
+/ t)), and sums of integers do not depend on any order. Logits that differ by the rounding of another batch change a
+token only where two are first in the race within that rounding, or stand at the edge of a filter.
 
-Rows pay for what they use: a greedy row one maximum; a row with a temperature one exp and one cumulative sum over the
-vocabulary; min_p a comparison; top_k and top_p a selection of the best 1,024 tokens, and a full sort only if those do
-not settle it.
+Rows pay for what they use: a greedy row one maximum; a row with a temperature one exp and one race over the vocabulary;
+min_p a comparison; top_k and top_p a selection of the best 1,024 tokens and a race among these, and a full sort only if
+they do not settle it.
 Where tokens tie, the lower id comes first.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from minisgl_backend.messages.plan import NO_TOKEN
 from minisgl_backend.sampling.masks import Rows
 from minisgl_backend.sampling.parameters import SamplingColumns
-from minisgl_backend.sampling.uniform import uniform
+from minisgl_backend.sampling.race import row_keys, winners
 
-_WEIGHT_OF_BEST = float(1 << 40)  # times 2**20 tokens still fits int64
+_WHOLE = float(1 << 40)  # times 2**20 tokens still fits int64
 _CANDIDATES = 1024
 _BLOCK_ELEMENTS = 8 << 20  # logits worked on at once: bounds memory, not results
 
@@ -44,9 +47,8 @@ def sample_tokens(logits: Tensor, parameters: SamplingColumns, positions: Rows) 
             for rows in blocks(np.flatnonzero(kind), logits.shape[1]):
                 index = torch.from_numpy(rows).to(logits.device)
                 own = parameters.take(rows)
-                numbers = uniform(own.seed, own.sample_index, positions[rows].astype(np.uint64))
-                weights = _weights(logits[index], best[index], own)
-                tokens[index] = draw(logits[index], weights, own, torch.from_numpy(numbers).to(logits.device))
+                keys = row_keys(own.seed, own.sample_index, positions[rows].astype(np.uint64))
+                tokens[index] = draw(logits[index], best[index], own, torch.from_numpy(keys).to(logits.device))
     return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
@@ -57,42 +59,54 @@ def blocks(rows: Rows, width: int) -> list[Rows]:
 
 
 def _weights(logits: Tensor, best: Tensor, parameters: SamplingColumns) -> Tensor:
-    """[rows, vocab] int64, the best token of a row at 2**40. Temperatures are held to what fp32 can divide by.
+    """[rows, vocab] fp32, the best token of a row at 1. Temperatures are held to what fp32 can divide by.
 
-    Tokens below min_p of the best one have none.
+    Tokens below min_p of the best one have none. A row that is not finite has anything, NaN too.
     """
     heat = torch.from_numpy(parameters.temperature.clip(1e-30, 1e30)).to(logits.device, torch.float32)
-    scaled = logits.float().sub(best.float()[:, None]).div_(heat[:, None])
-    weights = scaled.exp_().nan_to_num_(0.0, 0.0, 0.0).mul_(_WEIGHT_OF_BEST).to(torch.int64)
+    weights = logits.float().sub(best.float()[:, None]).div_(heat[:, None]).exp_()
     floored = np.flatnonzero(parameters.min_p > 0.0)
     if len(floored):
         index = torch.from_numpy(floored).to(logits.device)
-        floor = torch.from_numpy(np.ceil(parameters.min_p[floored] * _WEIGHT_OF_BEST).astype(np.int64))
+        floor = torch.from_numpy(_floors(parameters.min_p[floored])).to(logits.device)
         own = weights[index]
-        weights[index] = own.masked_fill_(own < floor.to(logits.device)[:, None], 0)
+        weights[index] = own.masked_fill_(own < floor[:, None], 0.0)
     return weights
 
 
-def _draw_from_all(logits: Tensor, weights: Tensor, parameters: SamplingColumns, numbers: Tensor) -> Tensor:
-    """Rows without a filter: inverse CDF over the vocabulary in the order of ids. [rows] int64."""
-    cumulative = weights.cumsum(-1)
-    return _invert(cumulative, cumulative[:, -1], numbers)
+def _whole(weights: Tensor) -> Tensor:
+    """In int64, the best token of a row at 2**40. Writes to weights."""
+    return weights.nan_to_num_(0.0, 0.0, 0.0).mul_(_WHOLE).to(torch.int64)
 
 
-def _draw_from_best(logits: Tensor, weights: Tensor, parameters: SamplingColumns, numbers: Tensor) -> Tensor:
-    """Rows with a filter: inverse CDF over what it keeps, best first. [rows] int64."""
+def _floors(min_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The least fp32 weights whose whole numbers are not below min_p's."""
+    exact = np.ceil(min_p * _WHOLE) / _WHOLE
+    near = exact.astype(np.float32)
+    return np.where(near < exact, np.nextafter(near, np.float32(2.0)), near)
+
+
+def _draw_from_all(logits: Tensor, best: Tensor, parameters: SamplingColumns, keys: Tensor) -> Tensor:
+    """Rows without a filter: a race over the vocabulary. [rows] int64."""
+    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    return winners(keys, ids[None], _weights(logits, best, parameters))
+
+
+def _draw_from_best(logits: Tensor, best: Tensor, parameters: SamplingColumns, keys: Tensor) -> Tensor:
+    """Rows with a filter: a race among what it keeps. [rows] int64."""
     vocab = logits.shape[1]
+    weights = _whole(_weights(logits, best, parameters))
     keep_k = torch.from_numpy(np.where(parameters.top_k > 0, parameters.top_k, vocab)).to(logits.device)
     keep_p = torch.from_numpy(parameters.top_p).to(logits.device)
-    tokens, settled = _filter(logits, weights, keep_k, keep_p, numbers, min(_CANDIDATES, vocab))
+    tokens, settled = _filter(logits, weights, keep_k, keep_p, keys, min(_CANDIDATES, vocab))
     at = torch.nonzero(~settled).flatten()
     if len(at):
-        tokens[at] = _filter(logits[at], weights[at], keep_k[at], keep_p[at], numbers[at], vocab)[0]
+        tokens[at] = _filter(logits[at], weights[at], keep_k[at], keep_p[at], keys[at], vocab)[0]
     return tokens
 
 
 def _filter(
-    logits: Tensor, weights: Tensor, keep_k: Tensor, keep_p: Tensor, numbers: Tensor, candidates: int
+    logits: Tensor, weights: Tensor, keep_k: Tensor, keep_p: Tensor, keys: Tensor, candidates: int
 ) -> tuple[Tensor, Tensor]:
     """Draws from what top_k and top_p keep, looking only at the best `candidates` tokens.
 
@@ -107,9 +121,11 @@ def _filter(
     mass = torch.where(keep_k >= vocab, weights.sum(-1), _column(cumulative, last_of_k))
     enough = torch.where(keep_p < 1.0, (mass.double() * keep_p).ceil().to(torch.int64), mass)
     kept = (cumulative - ordered < enough[:, None]).sum(-1).clamp(min=1).minimum(keep_k)
-    column = _invert(cumulative, _column(cumulative, kept - 1), numbers)
     settled = (kept <= certain) & ((keep_k <= certain) | (keep_k >= vocab))
-    return _column(ids, column.clamp(max=candidates - 1)), settled
+    del cumulative
+    left_out = torch.arange(candidates, device=ids.device) >= kept[:, None]
+    own = ordered.to(torch.float32).masked_fill_(left_out, 0.0)
+    return _column(ids, winners(keys, ids.to(torch.int32), own)), settled
 
 
 def _best_tokens(logits: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
@@ -120,12 +136,6 @@ def _best_tokens(logits: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
     by_id = logits.topk(candidates, sorted=False).indices.sort(dim=-1).values
     values, order = logits.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
     return by_id.gather(-1, order), (values > values[:, -1:]).sum(-1)
-
-
-def _invert(cumulative: Tensor, total: Tensor, numbers: Tensor) -> Tensor:
-    """The first column whose cumulative weight exceeds numbers · total. [rows] int64."""
-    threshold = torch.minimum((total.double() * numbers).to(torch.int64), total - 1)
-    return torch.searchsorted(cumulative, threshold[:, None], right=True).squeeze(-1)
 
 
 def _column(table: Tensor, columns: Tensor) -> Tensor:
