@@ -15,6 +15,7 @@ import numpy as np
 from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
+from minisgl_backend.serving.outputs import Wanted
 from minisgl_backend.serving.parameters import (
     merge_option,
     merge_sampling,
@@ -22,7 +23,6 @@ from minisgl_backend.serving.parameters import (
     read_parameters,
     refuse_sequence,
 )
-from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.triton import InferenceRequest, Tensor
 from minisgl_backend.text.parameters import (
     BOOL_OPTIONS,

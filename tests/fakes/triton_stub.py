@@ -81,7 +81,11 @@ class FakeStub:
     TritonModelException = TritonModelException
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "minisgl", *, decoupled: bool = True) -> None:
+        """Of this model, which may send many responses to a request, or one."""
+        self.model = model
+        self.decoupled = decoupled
+        self.declared = DECLARED
         self.TritonError: Any = TritonError
         self.Logger = Log()
         self.violations: list[str] = []
@@ -90,7 +94,9 @@ class FakeStub:
 
     def InferenceRequest(self, **fields: Any) -> Lookup:  # noqa: N802
         """Only what the bridge asks for: a lookup of its own model, see `minisgl_backend.serving.presence`."""
-        assert fields == {"model_name": "minisgl", "model_version": 1, "requested_output_names": [], "inputs": []}
+        wanted = fields.pop("requested_output_names")
+        assert fields == {"model_name": self.model, "model_version": 1, "inputs": []}
+        assert (wanted == []) is self.decoupled, "else the model is run, and does not refuse"
         self.lookups += 1
         return Lookup(self.lookup_says)
 
@@ -181,6 +187,10 @@ class FakeSender:
             if self.refuse_next:
                 self.refuse_next -= 1
                 raise TritonModelException("Failed to increase the shared memory pool size")
+            if not self._stub.decoupled and (response is None) is not bool(self.answers):
+                raise TritonModelException(
+                    "A model that is not decoupled sends one response, and FINAL with or after it."
+                )
             answer = self._read(response, flags == FINAL)
             if self.room_chars is not None and len(answer.text or "") > self.room_chars:
                 raise TritonModelException("Failed to increase the shared memory pool size")
@@ -252,7 +262,7 @@ class FakeSender:
             error = None if response is None else response.error
             return Answer(None, None, error and error.message, error and error.code, final)
         for name, array in response.tensors.items():
-            dtype, size = DECLARED.get(name, (None, None))
+            dtype, size = self._stub.declared.get(name, (None, None))
             if array.dtype != dtype or array.ndim != 1 or size not in (None, array.size):
                 self._violation(f"output {name} is not as declared: {array!r}")
         more = {name: self._values(name, array) for name, array in response.tensors.items()}
