@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from minisgl_client.aio import AsyncClient
-from minisgl_client.errors import ClientError, RequestRefused, Unavailable, Unsupported
+from minisgl_client.errors import RequestRefused, Unavailable, Unsupported
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.pieces import Piece
 
@@ -41,7 +41,7 @@ class Backend:
                 async for piece in answer:
                     yield 0, piece
             return
-        arrived: asyncio.Queue[tuple[int, Piece | ClientError | None]] = asyncio.Queue(len(plan.prompts))
+        arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(len(plan.prompts))
         tasks = [
             asyncio.create_task(self._feed(arrived, place, self._answer(plan, prompt, f"{request_id}-{place}")))
             for place, prompt in enumerate(plan.prompts)
@@ -50,7 +50,7 @@ class Backend:
             open_ = len(tasks)
             while open_:
                 place, news = await arrived.get()
-                if isinstance(news, ClientError):
+                if isinstance(news, Exception):
                     raise news
                 if news is None:
                     open_ -= 1
@@ -74,7 +74,7 @@ class Backend:
 
     async def _feed(
         self,
-        arrived: asyncio.Queue[tuple[int, Piece | ClientError | None]],
+        arrived: asyncio.Queue[tuple[int, Piece | Exception | None]],
         place: int,
         answer: AsyncGenerator[Piece, None],
     ) -> None:
@@ -83,7 +83,7 @@ class Backend:
                 async for piece in answer:
                     await arrived.put((place, piece))
             await arrived.put((place, None))
-        except ClientError as error:
+        except Exception as error:  # whoever waits for the pieces raises it
             await arrived.put((place, error))
 
     async def _answer(self, plan: Plan, fields: Mapping[str, Any], request_id: str) -> AsyncGenerator[Piece, None]:
