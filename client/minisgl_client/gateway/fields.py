@@ -61,6 +61,10 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    # SGLang's
+    regex: str | None = None
+    ebnf: str | None = None
+    no_stop_trim: bool | None = None
     deadline_ms: float | None = None  # ours: from arrival to the end of the answer
 
 
@@ -113,6 +117,10 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1,), "there is no beam search"),
     "early_stopping": ((False,), "there is no beam search"),
     "logits_processors": (([],), "is not supported by this version"),
+    "include_reasoning": ((True,), "it is told where there is some"),
+    "separate_reasoning": ((True,), "it is told apart where there is some"),
+    "stream_reasoning": ((True,), "a stream tells it as it comes"),
+    "lora_path": ((), "is not supported by this version"),
     "return_tokens_as_token_ids": ((False,), "return_token_ids gives the ids"),
 }
 """Known, and would change the answer → the values that ask for nothing, and the reason. null asks for nothing."""

@@ -27,7 +27,14 @@ MAX_N = 128
 
 _ALL_THAT_FITS = 2**31 - 1  # of max_tokens: the engine clips it to what the context leaves
 _SAMPLING = frozenset(get_type_hints(SamplingFields)) - {"logprobs", "max_tokens"}  # these two mean something else here
-_FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_COMPLETION_NAMES = {"text": "prompt", "text_input": "prompt", "input_ids": "prompt", "prompt_logprobs": "logprobs"}
+_SGLANG = {"regex": "guided_regex", "ebnf": "guided_grammar", "no_stop_trim": "include_stop_str_in_output"}
+"""Its name → the engine's."""
+
+_FORMS = (
+    *("response_format", "structured_outputs"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +72,7 @@ def plan_completion(body: CompletionBody) -> Plan:
             sampling["prompt_logprobs"] = body.logprobs
     return Plan(
         prompts=[{**prompt, **sampling} for prompt in prompts],
-        names={"text": "prompt", "text_input": "prompt", "input_ids": "prompt", "prompt_logprobs": "logprobs"},
+        names=_names(body, _COMPLETION_NAMES),
         top_logprobs=body.logprobs,
         echoed=texts if body.echo else (),
         **_common(body),
@@ -81,7 +88,7 @@ def plan_chat(body: ChatBody) -> Plan:
     if top_logprobs is not None:
         sampling["logprobs"] = top_logprobs
     fields: dict[str, Any] = {"messages": [_message(message) for message in body.messages], **sampling}
-    names = {"max_tokens": length, "logprobs": "top_logprobs", "parse_output": "response_format"}
+    names = _names(body, {"max_tokens": length, "logprobs": "top_logprobs", "parse_output": "response_format"})
     choice, forced = _choice(body)
     if choice != "none":
         fields["tools"] = [_tool(tool) for tool in body.tools or ()]
@@ -122,9 +129,21 @@ def _common(body: Body) -> dict[str, Any]:
 
 
 def _sampling(body: Body) -> dict[str, Any]:
-    """The fields that go to the engine under their own names."""
+    """The fields that go to the engine as they are."""
     values = ((name, getattr(body, name)) for name in body.__struct_fields__ if name in _SAMPLING)
-    return {name: value for name, value in values if value is not None}
+    sampling = {name: value for name, value in values if value is not None}
+    for theirs, ours in _SGLANG.items():
+        if (value := getattr(body, theirs)) is None:
+            continue
+        if ours in sampling:
+            raise refused(theirs, f"is another name of {ours}: give one of them")
+        sampling[ours] = value
+    return sampling
+
+
+def _names(body: Body, names: Mapping[str, str]) -> dict[str, str]:
+    """Those of an endpoint, and of what this body says by another name."""
+    return {**names, **{ours: theirs for theirs, ours in _SGLANG.items() if getattr(body, theirs) is not None}}
 
 
 def _prompts(prompt: Any) -> list[dict[str, Any]]:

@@ -63,6 +63,14 @@ def test_fields_go_to_the_engine_under_their_names() -> None:
     assert completion(**given, max_tokens=4).prompts == [{"text": "x", "max_tokens": 4, **given}]
 
 
+def test_sglangs_names_are_the_engines_in_a_refusal_too() -> None:
+    plan = chat(regex="[a-z]", no_stop_trim=True)
+    assert plan.prompts[0]["guided_regex"] == "[a-z]" and plan.prompts[0]["include_stop_str_in_output"] is True
+    assert "regex" not in plan.prompts[0] and plan.names["guided_regex"] == "regex"
+    assert completion(ebnf="root ::= [a]").prompts[0]["guided_grammar"] == "root ::= [a]"
+    assert refused_param(completion, regex="a", guided_regex="a") == "regex"
+
+
 def test_a_completion_leaves_the_length_to_the_engine_and_a_chat_takes_what_fits() -> None:
     assert "max_tokens" not in completion().prompts[0]
     assert chat().prompts[0]["max_tokens"] == 2**31 - 1
@@ -153,6 +161,7 @@ def test_a_call_that_must_come_is_held_to_a_form(choice: Any, parallel: Any, for
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
         ({"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [CLOCK], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+        ({"tools": [CLOCK], "tool_choice": "required", "ebnf": "a"}, "tool_choice"),
     ],
 )
 def test_a_choice_that_can_not_be_met_is_refused(fields: dict[str, Any], param: str) -> None:
