@@ -280,6 +280,14 @@ def test_refusals_are_the_clients_own_exceptions_with_the_field(gateway: Gateway
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
+def test_the_metrics_are_the_servers(gateway: Gateway) -> None:
+    url = gateway.url.replace("/v1", "/metrics")
+    told = httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}).text
+    names = set(re.findall(r"^# TYPE (\S+)", told, re.M))
+    assert names and names == set(re.findall(r"^# TYPE (\S+)", httpx.get(gateway.server.metrics).text, re.M))
+    assert httpx.get(url).status_code == 401
+
+
 def test_the_pages_example_is_a_script(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -31,6 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 opens it to the network (%(default)s)")
     add("--port", type=_port, default=DEFAULT_PORT, metavar="N", help="0 takes a free one (%(default)s)")
     add("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="gRPC of the server (%(default)s)")
+    add("--metrics-url", default="", metavar="URL", help="of the server's metrics, to pass them on at /metrics")
     add("--model", default="minisgl", help="the model's name there (%(default)s)")
     add("--served-name", default="", metavar="NAME", help="the model's name in the API (default: the same)")
     add("--api-keys", type=Path, metavar="FILE", help="keys, one a line; also in MINISGL_API_KEYS")
@@ -47,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = GatewaySettings(
         url=arguments.url,
+        metrics_url=arguments.metrics_url,
         model=arguments.model,
         served_name=arguments.served_name,
         api_keys=read_api_keys(arguments.api_keys, os.environ),

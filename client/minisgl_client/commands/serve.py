@@ -301,7 +301,8 @@ def _start_engine(launch: Launch, stages: Stages) -> None:
 
 
 def _start_gateway(launch: Launch, port: int, interrupts: Interrupts) -> ServerProcess:
-    command = gateway.gateway_command(launch.host, port, launch.ports["--grpc-port"], MODEL)
+    ports = (port, launch.ports["--grpc-port"], launch.ports["--metrics-port"])
+    command = gateway.gateway_command(launch.host, *ports, MODEL)
     return gateway.start_gateway(command, os.environ, port, launch.host, interrupts, _show)
 
 

@@ -30,12 +30,13 @@ from minisgl_client.gateway.completions import CompletionTeller
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
 from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
 from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
+from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
 
 log = logging.getLogger("minisgl.gateway")
 
-_API = "/v1/"
+_GUARDED = ("/v1/", "/metrics")
 _FACTS = "minisgl.facts"
 Struct = TypeVar("Struct", bound=Body)
 
@@ -46,6 +47,7 @@ def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/health", api.health),
+            Route("/metrics", api.metrics),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.one_model),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -80,6 +82,15 @@ class _Api:
         except ClientError as error:
             raise of_client_error(error, {}) from None
         return _json({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Triton's, of Prometheus."""
+        if not self._settings.metrics_url:
+            raise ApiError(404, "this gateway was started without --metrics-url", code="unknown_url")
+        try:
+            return Response(await read_metrics(self._settings.metrics_url), media_type=CONTENT_TYPE)
+        except ClientError as error:
+            raise of_client_error(error, {}) from None
 
     async def models(self, request: Request) -> Response:
         """The one there is."""
@@ -134,7 +145,7 @@ class _Keys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._keys and scope["type"] == "http" and scope["path"].startswith(_API) and not self._knows(scope):
+        if self._keys and scope["type"] == "http" and scope["path"].startswith(_GUARDED) and not self._knows(scope):
             error = ApiError(
                 401,
                 "Incorrect API key provided: give one as `Authorization: Bearer KEY`",
@@ -182,15 +193,15 @@ class _Door:
 
 def _log_line(scope: Scope, facts: Facts) -> None:
     """A path that is none of ours is somebody's text."""
-    path = scope["path"] if scope["path"] in ("/health", "/v1/models", *_ASKED) else "-"
-    if path == "/health" and facts["status"] == 200:
+    path = scope["path"] if scope["path"] in _OURS else "-"
+    if path in ("/health", "/metrics") and facts["status"] == 200:
         return  # somebody asks every few seconds
     level = logging.ERROR if facts["status"] == 500 else logging.INFO
     told = " ".join(f"{name}={value}" for name, value in facts.items() if name != "status")
     log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
 
 
-_ASKED = ("/v1/completions", "/v1/chat/completions")
+_OURS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
 
 
 async def _bounded(request: Request, limit_bytes: int) -> bytes:
@@ -220,7 +231,7 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        known = "/v1/chat/completions, /v1/completions, /v1/models and /health"
+        known = "/v1/chat/completions, /v1/completions, /v1/models, /health and /metrics"
         return _of_error(ApiError(404, f"there is no such URL here; known are {known}", code="unknown_url"))
     if error.status_code == 405:
         message = f"the method {request.method[:10]} is not allowed here"

@@ -22,6 +22,7 @@ class GatewaySettings:
     """Of one gateway."""
 
     url: str = "127.0.0.1:8001"  # Triton's gRPC
+    metrics_url: str = ""  # Triton's, which are told at /metrics; empty: they are not
     model: str = "minisgl"  # its name in Triton
     served_name: str = ""  # its name in the API; empty: the same
     api_keys: tuple[str, ...] = ()  # one of them must come with each request of the API; none: all may ask

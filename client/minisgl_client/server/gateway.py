@@ -30,12 +30,12 @@ def check_gateway(environment: Mapping[str, str]) -> None:
     read_api_keys(None, environment)
 
 
-def gateway_command(host: str, port: int, grpc_port: int, model: str) -> list[str]:
+def gateway_command(host: str, port: int, grpc_port: int, metrics_port: int, model: str) -> list[str]:
     """For a server that listens on the same host."""
     address = reachable_host(host)
     address = f"[{address}]" if ":" in address else address
-    url = f"{address}:{grpc_port}"
-    options = [f"--host={host}", f"--port={port}", f"--url={url}", f"--model={model}"]
+    urls = [f"--url={address}:{grpc_port}", f"--metrics-url=http://{address}:{metrics_port}/metrics"]
+    options = [f"--host={host}", f"--port={port}", f"--model={model}", *urls]
     return [sys.executable, "-P", "-c", _COMMAND, "gateway", *options]
 
 

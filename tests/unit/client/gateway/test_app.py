@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from threading import Semaphore
@@ -147,6 +148,7 @@ async def test_an_answer_that_takes_too_long_is_a_timeout_and_is_cancelled(serve
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "unknown_url"),
+        ("GET", "/metrics", 404, "unknown_url"),
         ("POST", "/v1/embeddings", 404, "unknown_url"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
@@ -181,7 +183,7 @@ async def test_a_body_is_json_of_a_bounded_size(server: InferenceServer) -> None
 async def test_a_key_opens_the_api_and_the_health_needs_none(server: InferenceServer) -> None:
     async with gateway(server, api_keys=("one", "two")) as http:
         for headers in ({}, {"Authorization": "Bearer on"}, {"Authorization": "Basic one"}, {"Authorization": "one"}):
-            for path in ("/v1/models", "/v1/nothing"):
+            for path in ("/v1/models", "/v1/nothing", "/metrics"):
                 answer = await http.get(path, headers=headers)
                 assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
                 assert error_of(answer)["code"] == "invalid_api_key"
@@ -205,6 +207,14 @@ async def test_the_health_is_the_engines(
     server.script = aborts(status, message)
     async with gateway(server) as http:
         assert ((await http.get("/health")).status_code == 200) is healthy
+
+
+async def test_metrics_that_nobody_tells_are_unavailable(server: InferenceServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with gateway(server, metrics_url=f"http://127.0.0.1:{port}/metrics") as http:
+        answer = await http.get("/metrics")
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
 
 
 async def test_pages_of_the_named_origins_may_ask(server: InferenceServer) -> None:
