@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,28 @@ def test_no_key_can_be_given_on_the_command_line(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         build_parser().parse_args(["gateway", "--api-key", "secret"])
     assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_answered_with_the_gateways_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "minisgl_client.gateway.run", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["gateway", "--port", "0"]) == 1
+    assert "'uvicorn' is missing: pip install 'minisgl-triton[gateway]'" in capsys.readouterr().err
+
+
+def test_a_server_with_a_gateway_that_is_not_installed_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minisgl_client.server.gateway._PACKAGES", ("uvicorn", "no_such_package"))
+    free = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    assert main(["serve", *free, "--set", "device=fake", "--openai", "0"]) == 1
+    assert "--openai: no_such_package not installed: pip install" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["gateway", "--port", str(port)]) == 2
+    assert f"port {port} of '127.0.0.1' can not be taken" in capsys.readouterr().err
