@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -22,10 +24,10 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from load.serving import Server, engine_processes, eventually, serving
 
-MODELS = ("minisgl", "minisgl_unary")
+MODELS = ("minisgl", "minisgl_unary", "ensemble")
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 6, "temperature": 0}
-LONG = {"max_tokens": 8000}  # 40 s on the fake device: a test that waits for such an answer fails
+LONG: dict[str, Any] = {"max_tokens": 8000}  # 40 s on the fake device: a test that waits for such an answer fails
 PATIENCE_S = 20.0
 
 
@@ -164,6 +166,164 @@ def test_a_client_that_leaves_over_http_is_not_noticed_and_its_deadline_frees_th
     fake.until_idle(patience_s=10)
 
 
+# ── ensemble ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def scalar(value: Any, dtype: type = np.int32) -> Any:
+    """[1, 1], as TensorRT-LLM's clients send every scalar."""
+    return np.array([[value]], dtype=dtype)
+
+
+def trt_inputs(client: ModuleType, prompt: str = PROMPT, max_tokens: int = 6, **more: Any) -> list[Any]:
+    """What `end_to_end_grpc_client.py` of TensorRT-LLM's back end sends with its default arguments."""
+    arrays = {
+        "text_input": text(prompt).reshape(1, 1),
+        "max_tokens": scalar(max_tokens),
+        "stream": scalar(True, np.bool_),
+        "beam_width": scalar(1),
+        "temperature": scalar(1.0, np.float32),
+        **more,
+    }
+    return tensors(client, arrays)
+
+
+@contextmanager
+def stream_of(client: Any) -> Iterator[Callable[[], Any]]:
+    """A gRPC stream; a function that waits for its next result, and raises its next error."""
+    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(callback=lambda result, error: came.put((result, error)))
+
+    def result() -> Any:
+        result, error = came.get(timeout=PATIENCE_S)
+        if error is not None:
+            raise error
+        return result
+
+    try:
+        yield result
+    finally:
+        client.stop_stream()
+
+
+def is_final(result: Any) -> bool:
+    return bool(result.get_response().parameters["triton_final_response"].bool_param)
+
+
+def answer_of(server: Server) -> str:
+    """The greedy answer of `minisgl`, which every dialect must give."""
+    body = {"text_input": PROMPT, "exclude_input_in_output": True, **GREEDY}
+    return str(generate(server, "minisgl", **body).json()["text_output"])
+
+
+def test_clients_of_tensorrt_llm_get_the_answer_of_minisgl_unchanged(real: Server) -> None:
+    expected = answer_of(real)
+    documented = {"text_input": PROMPT, "max_tokens": 6, "bad_words": "", "stop_words": ""}
+    whole = generate(real, "ensemble", **documented, return_log_probs=True, return_num_input_tokens=True).json()
+    assert whole["text_output"] == expected
+    assert len(whole["output_log_probs"]) == 6
+    assert whole["cum_log_probs"] == pytest.approx(sum(whole["output_log_probs"]), abs=1e-4)
+    assert (whole["num_input_tokens"], whole["batch_index"], whole["sequence_index"]) == (5, 0, 0)
+
+    url = f"{real.http}/v2/models/ensemble/generate_stream"
+    with httpx.stream("POST", url, json={**documented, "stream": True}, timeout=PATIENCE_S) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+    assert len(events) > 1 and "".join(event["text_output"] for event in events) == expected
+
+    with tritonclient.grpc.InferenceServerClient(real.grpc) as client, stream_of(client) as result:
+        client.async_stream_infer("ensemble", trt_inputs(tritonclient.grpc), request_id="1")
+        results = [result()]
+        while not is_final(results[-1]):
+            results.append(result())
+    assert b"".join(piece.as_numpy("text_output")[0] for piece in results).decode() == expected
+    assert len(results) > 1
+
+
+async def test_a_stream_by_asyncio_gives_the_same(real: Server) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "ensemble", "inputs": trt_inputs(tritonclient.grpc.aio)}
+
+    pieces = []
+    async with tritonclient.grpc.aio.InferenceServerClient(real.grpc) as client:
+        async for result, error in client.stream_infer(requests()):
+            assert error is None
+            pieces.append(result.as_numpy("text_output")[0].decode())
+    assert "".join(pieces) == await asyncio.to_thread(answer_of, real)
+
+
+def test_llama_indexs_connector_gets_its_answer(real: Server) -> None:
+    """The wire calls of llama-index-llms-nvidia-triton 0.6.0, made by tritonclient as it makes them: the package itself
+    needs llama-index-core, which is large. Its last call is a signal to TensorRT-LLM, which Triton refuses.
+    """
+    inputs = trt_inputs(
+        tritonclient.grpc,
+        top_k=scalar(1),
+        top_p=scalar(0, np.float32),
+        length_penalty=scalar(1.0, np.float32),
+        repetition_penalty=scalar(1.0, np.float32),
+        random_seed=scalar(0, np.uint64),
+    )
+    signal = {
+        "input_ids": scalar(0),
+        "input_lengths": scalar(0),
+        "request_output_len": scalar(0, np.uint32),
+        "stop": scalar(True, np.bool_),
+    }
+    with tritonclient.grpc.InferenceServerClient(real.grpc) as client, stream_of(client) as result:
+        outputs = [tritonclient.grpc.InferRequestedOutput("text_output")]
+        client.async_stream_infer(model_name="ensemble", inputs=inputs, outputs=outputs, request_id="42")
+        pieces, final = [], False
+        while not final:
+            came = result()
+            raw = came.get_response(as_json=True)
+            assert [output["name"] for output in raw["outputs"]] == ["text_output"]
+            pieces += [piece.decode() for piece in came.as_numpy("text_output")]
+            final = raw["parameters"]["triton_final_response"]["bool_param"]
+        signals = tensors(tritonclient.grpc, signal)
+        client.async_stream_infer("ensemble", signals, request_id="42", parameters={"Streaming": True})
+        with pytest.raises(InferenceServerException, match="unexpected inference input"):
+            result()
+    assert "".join(pieces) == answer_of(real)
+
+
+def test_a_guide_of_tensorrt_llm_holds_the_answer(real: Server) -> None:
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": " (London|Rome)"}
+    answer = generate(real, "ensemble", text_input=PROMPT, max_tokens=8, **guide)
+    assert answer.status_code == 200 and answer.json()["text_output"] in (" London", " Rome")
+
+
+def test_refusals_and_deadlines_reach_a_client_of_tensorrt_llm_by_its_own_names(fake: Server) -> None:
+    def error(**body: Any) -> str:
+        answer = generate(fake, "ensemble", **{"text_input": "x", "max_tokens": 2, **body})
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"])
+
+    assert error(beam_width=2) == "beam_width: must be 1, got 2"
+    assert error(lora_task_id=1) == "lora_task_id: is not an input of this model"
+    assert (
+        error(random_seed=2**63)
+        == "random_seed: must be an integer from 0 to 9223372036854775807, got 9223372036854775808"
+    )
+    assert error(stream=True, exclude_input_in_output=False).startswith("exclude_input_in_output: ")
+    assert error(timeout=200_000, **LONG) == "the deadline of this request passed before its answer was complete"
+
+
+def test_a_batch_of_prompts_is_refused_by_triton(fake: Server) -> None:
+    with tritonclient.grpc.InferenceServerClient(fake.grpc) as client, stream_of(client) as result:
+        two = {"text_input": text("a", "b").reshape(2, 1), "max_tokens": np.array([[1], [2]], dtype=np.int32)}
+        client.async_stream_infer("ensemble", tensors(tritonclient.grpc, two))
+        with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
+            result()
+
+
+def test_a_client_of_tensorrt_llm_that_leaves_frees_its_request(fake: Server) -> None:
+    with tritonclient.grpc.InferenceServerClient(fake.grpc) as client:
+        with stream_of(client) as result:
+            client.async_stream_infer("ensemble", trt_inputs(tritonclient.grpc, **LONG))
+            result()
+            client.stop_stream(cancel_requests=True)
+        fake.until_idle(patience_s=5)
+
+
 # ── one engine ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -183,28 +343,26 @@ def unload(server: Server, model: str) -> None:
     eventually(gone, PATIENCE_S, lambda: f"{model} stays")
 
 
+def load(server: Server, *models: str) -> None:
+    """All of them at once."""
+    with ThreadPoolExecutor(len(models)) as pool:
+        list(pool.map(lambda model: repository(server, model, "load"), models))
+
+
 def test_all_models_hold_leases_on_one_engine_which_stays_until_the_last_is_gone(fake: Server) -> None:
-    """Each model is once the first and once the last to be unloaded; whoever is left answers, from the same engine."""
+    """`minisgl` is the first to be unloaded, then the last; whoever is left answers, from the same engine."""
     processes = engine_processes(fake.runtime)
-    host = int((fake.run_dir / "host.pid").read_text())
-    assert host in processes and len(processes) == 3, "a host, a scheduler, a worker"
-    for turn in range(len(MODELS)):
-        *leaving, last = MODELS[turn:] + MODELS[:turn]
+    assert len(processes) == 3, "a host, a scheduler, a worker"
+    for order in (MODELS, MODELS[::-1]):
+        load(fake, *MODELS)  # those that are loaded already stay as they are
+        *leaving, last = order
         for model in leaving:
             unload(fake, model)
             assert generate(fake, last, text_input="x", max_tokens=2).status_code == 200, last
         assert engine_processes(fake.runtime) == processes
-        for model in leaving:
-            repository(fake, model, "load")
-        assert engine_processes(fake.runtime) == processes
-
-
-def test_models_that_are_loaded_at_once_start_one_engine(fakes: Server) -> None:
+    unload(fake, last)
+    eventually(lambda: not engine_processes(fake.runtime), PATIENCE_S, lambda: "the engine outlives its last lease")
+    load(fake, *MODELS)
+    assert len(engine_processes(fake.runtime)) == 3, "models that are loaded at once start one engine"
     for model in MODELS:
-        unload(fakes, model)
-    eventually(lambda: not engine_processes(fakes.runtime), PATIENCE_S, lambda: "the engine outlives its last lease")
-    with ThreadPoolExecutor(len(MODELS)) as pool:
-        list(pool.map(lambda model: repository(fakes, model, "load"), MODELS))
-    assert len(engine_processes(fakes.runtime)) == 3
-    for model in MODELS:
-        assert generate(fakes, model, text_input="x", max_tokens=2).status_code == 200, model
+        assert generate(fake, model, text_input="x", max_tokens=2).status_code == 200, model

@@ -85,7 +85,7 @@ class FakeStub:
         """Of this model, which may send many responses to a request, or one."""
         self.model = model
         self.decoupled = decoupled
-        self.declared = DECLARED
+        self.declared: Any = TENSORRT_DECLARED if model == "ensemble" else DECLARED
         self.TritonError: Any = TritonError
         self.Logger = Log()
         self.violations: list[str] = []
@@ -137,6 +137,17 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "tool_calls": (np.object_, None),
 }
 """Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
+
+TENSORRT_DECLARED: dict[str, tuple[Any, Any]] = {
+    "text_output": (np.object_, 1),
+    "cum_log_probs": (np.float32, (1, 1)),
+    "output_log_probs": (np.float32, (1, 1, None)),
+    "batch_index": (np.int32, (1, 1)),
+    "sequence_index": (np.int32, (1, 1)),
+    "num_input_tokens": (np.int32, (1, 1)),
+    "num_output_tokens": (np.int32, (1, 1)),
+}
+"""Those of `ensemble`, with TensorRT-LLM's shapes; None: any size."""
 
 
 @dataclass
@@ -263,7 +274,9 @@ class FakeSender:
             return Answer(None, None, error and error.message, error and error.code, final)
         for name, array in response.tensors.items():
             dtype, size = self._stub.declared.get(name, (None, None))
-            if array.dtype != dtype or array.ndim != 1 or size not in (None, array.size):
+            shape = size if isinstance(size, tuple) else (size,)
+            fits = len(shape) == array.ndim and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
+            if array.dtype != dtype or not fits:
                 self._violation(f"output {name} is not as declared: {array!r}")
         more = {name: self._values(name, array) for name, array in response.tensors.items()}
         single = [
