@@ -35,7 +35,7 @@ PATIENCE_S = 20.0
 def fakes() -> Iterator[Server]:
     """All models on a fake device, loaded and unloaded by the tests, and all loaded after each."""
     options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS)]
-    with serving("--model", "smollm2", options=options, device="fake", fake_step_ms=5, lease_s=2) as server:
+    with serving("--model", "smollm2", options=options, device="fake", fake_step_ms=5, lease_s=2, drain_s=1) as server:
         for model in MODELS:
             await_ready(server, model)
         yield server
@@ -164,6 +164,17 @@ def test_a_client_that_leaves_over_http_is_not_noticed_and_its_deadline_frees_th
         httpx.post(url, json={"text_input": "x", "timeout": 1_500_000, **LONG}, timeout=0.5)
     assert fake.stats().running == 1
     fake.until_idle(patience_s=10)
+
+
+def test_an_unload_ends_a_unary_answer_when_the_limit_has_passed(fake: Server) -> None:
+    errors: list[Any] = []
+    with tritonclient.grpc.InferenceServerClient(fake.grpc) as client:
+        inputs = unary_inputs(tritonclient.grpc, **LONG)
+        client.async_infer("minisgl_unary", inputs, callback=lambda result, error: errors.append(error))
+        eventually(lambda: fake.stats().running == 1, PATIENCE_S, lambda: "never began")
+        unload(fake, "minisgl_unary")
+        assert [error.message() for error in errors] == ["the model is being unloaded"]
+    load(fake, "minisgl_unary")
 
 
 # ── ensemble ─────────────────────────────────────────────────────────────────────────────────────────────────────
