@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import re
+import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -24,6 +28,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from load.serving import Server, engine_processes, eventually, serving
 
+ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("minisgl", "minisgl_unary", "ensemble")
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 6, "temperature": 0}
@@ -100,6 +105,26 @@ def by_asyncio(server: Server) -> Any:
             return await client.infer("minisgl_unary", unary_inputs(tritonclient.grpc.aio, **GREEDY))
 
     return asyncio.run(infer()).as_numpy("text_output")
+
+
+def documented_requests() -> dict[str, str]:
+    """The path and the body of the curl commands of docs/triton.md."""
+    page = (ROOT / "docs" / "triton.md").read_text(encoding="utf-8")
+    commands = [shlex.split(command) for command in re.findall(r"```sh\n(curl .*?)```", page, re.DOTALL)]
+    return {urlsplit(command[2]).path: command[command.index("-d") + 1] for command in commands}
+
+
+def test_the_documented_requests_are_answered_as_they_stand(real: Server) -> None:
+    requests = documented_requests()
+    assert list(requests) == ["/v2/models/minisgl_unary/infer", "/v2/models/ensemble/generate"]
+    answers = [
+        httpx.post(f"{real.http}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=PATIENCE_S)
+        for path, body in requests.items()
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    outputs = {output["name"]: output["data"] for output in answers[0].json()["outputs"]}
+    assert outputs["text_output"][0].startswith(f"{PROMPT} Paris") and outputs["finish_reason"] == ["length"]
+    assert answers[1].json()["text_output"].startswith(" Paris")
 
 
 # ── minisgl_unary ────────────────────────────────────────────────────────────────────────────────────────────────
