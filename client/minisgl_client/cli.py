@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from minisgl_backend.errors import StartError
-from minisgl_client.commands import chat, doctor, fetch, generate, inspect, models, serve
+from minisgl_client.commands import chat, doctor, fetch, gateway, generate, inspect, models, serve
 from minisgl_client.errors import Cancelled, ClientError, RequestRefused, TimedOut, Unavailable, Unsupported
 
 
@@ -37,10 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("minisgl"):
             raise
-        print(
-            f"minisgl {arguments.command}: the package {error.name!r} is missing: pip install 'minisgl-triton[server]'",
-            file=sys.stderr,
-        )
+        install = f"pip install 'minisgl-triton[{_EXTRAS.get(arguments.command, 'server')}]'"
+        print(f"minisgl {arguments.command}: the package {error.name!r} is missing: {install}", file=sys.stderr)
         return 1
     except ClientError as error:  # its command has shown it
         return _CLIENT_EXIT_CODES.get(type(error), 1)
@@ -62,8 +60,12 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_parser(commands)
     generate.add_parser(commands)
     chat.add_parser(commands)
+    gateway.add_parser(commands)
     return parser
 
+
+_EXTRAS = {"gateway": "gateway"}
+"""Command → what of the package it needs, where that is not the server."""
 
 _CLIENT_EXIT_CODES: dict[type[ClientError], int] = {
     RequestRefused: 2,

@@ -19,8 +19,9 @@ from minisgl_backend.messages.client import EngineState, Failed, Health, Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.drain import Watch
 from minisgl_backend.serving.link import Link, OpenLink
+from minisgl_backend.serving.outputs import Form, Wanted
 from minisgl_backend.serving.presence import asker
-from minisgl_backend.serving.reply import Reply, Wanted
+from minisgl_backend.serving.reply import Reply
 from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.settings import bridge_config, engine_config
 from minisgl_backend.serving.tensors import read_request
@@ -33,8 +34,9 @@ unless something went wrong."""
 STOP_S = 5.0
 """How long `close` waits for the threads to end."""
 
-ReadRequest = Callable[[InferenceRequest, RequestId], tuple[Request, Wanted]]
-"""Triton's request → ours. Copies everything out of Triton's memory; raises RequestError, naming the field."""
+ReadRequest = Callable[[InferenceRequest, RequestId], tuple[Request, Form]]
+"""Triton's request → ours, and the form of its responses: together a dialect. Copies everything out of Triton's
+memory; raises RequestError, naming the field."""
 
 
 class Bridge:
@@ -62,21 +64,25 @@ class Bridge:
         self._watch: Watch | None = None
 
     @staticmethod
-    def start(stub: TritonStub, args: Mapping[str, str], open_link: OpenLink) -> Bridge:
+    def start(
+        stub: TritonStub, args: Mapping[str, str], open_link: OpenLink, read: ReadRequest = read_request
+    ) -> Bridge:
         """Reads the settings, opens the link (which blocks until the engine is ready) and starts to send.
 
+        Models of different dialects (`read`) with the same engine settings share one engine: each holds a lease.
         `args` are those of `TritonPythonModel.initialize`. Raises the stub's TritonModelException with a message for
         the operator, which Triton puts into its log and into the error of the load request.
         """
         outbox = Outbox(stub.Logger)
-        log = _EngineLog(stub.Logger)
+        name = args["model_name"]
+        log = _EngineLog(stub.Logger, name)
         try:
             config, own = engine_config(args, os.environ), bridge_config(args, os.environ)
             link = open_link(config, outbox.post, log.health, log.progress)
         except StartError as error:
             raise load_error(stub, error) from None
         outbox.start(link.cancel)
-        bridge = Bridge(stub, link, outbox)
+        bridge = Bridge(stub, link, outbox, name=name, read=read)
         bridge.limit_drain(args, own.drain_s)
         return bridge
 
@@ -115,13 +121,13 @@ class Bridge:
         id = RequestId(next(self._ids))
         sender = request.get_response_sender()
         try:
-            message, wanted = self._read(request, id)
+            message, form = self._read(request, id)
         except RequestError as error:
             return Reply(self._stub, sender, False, Wanted()).fail(error.status, str(error))
         except Exception:
             self._log_exception()
             return Reply(self._stub, sender, False, Wanted()).fail(Status.INTERNAL, "the request could not be read")
-        reply = Reply(self._stub, sender, message.stream, wanted)
+        reply = Reply(self._stub, sender, message.stream, form)
         if self._closed:
             return reply.fail(Status.UNAVAILABLE, UNLOADED)
         self._outbox.open(id, reply)
@@ -138,16 +144,17 @@ class Bridge:
 class _EngineLog:
     """Writes the engine's progress and health to Triton's log. Called from the link's thread."""
 
-    def __init__(self, log: Logger) -> None:
+    def __init__(self, log: Logger, name: str) -> None:
         self._log = log
+        self._name = name  # of the Triton model
 
     def progress(self, line: str) -> None:
-        self._log.log_info(f"minisgl: {line}")
+        self._log.log_info(f"{self._name}: {line}")
 
     def health(self, health: Health) -> None:
         if health.state is EngineState.STARTING:
             return  # told as progress
-        line = f"minisgl: engine: {health.detail or health.state.value}"
+        line = f"{self._name}: engine: {health.detail or health.state.value}"
         if health.state in (EngineState.RESTARTING, EngineState.FAILED):
             self._log.log_error(line)
         else:

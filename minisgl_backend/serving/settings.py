@@ -3,6 +3,10 @@
 Where it stands in the flow: the bridge calls this once when it starts. Later layers win: the model's `1/model.json`,
 the `parameters` of its config.pbtxt, the environment variable MINISGL_SETTINGS. The bridge's settings stand in the
 same places but are no engine's: two models with different ones share an engine.
+
+A model of another dialect has no engine settings of its own: the parameter `engine_of` of its config.pbtxt names the
+model of the same repository whose settings it takes, so that the two can not disagree, which would put two engines
+into memory.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import msgspec
 
 from minisgl_backend.config import EngineConfig, nearest, parse_setting, read_settings, resolve_config
 from minisgl_backend.errors import ConfigError
+from minisgl_backend.serving import pbtxt
 
 
 class BridgeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +30,7 @@ class BridgeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LONGEST_DRAIN_S = 86400.0
+_ENGINE_OF = "engine_of"
 
 
 def engine_config(args: Mapping[str, str], environment: Mapping[str, str]) -> EngineConfig:
@@ -48,9 +54,14 @@ def bridge_config(args: Mapping[str, str], environment: Mapping[str, str]) -> Br
 
 def _merged(args: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
     """All places' settings. Raises ConfigError for an unknown key, naming the nearest known one."""
-    model_json = Path(args["model_repository"]) / args["model_version"] / "model.json"
-    merged = read_settings(model_json, {})
+    folder = Path(args["model_repository"])
     strings = model_parameters(json.loads(args["model_config"]))
+    if owner := strings.pop(_ENGINE_OF, ""):
+        if taken := sorted(set(strings) - set(BridgeConfig.__struct_fields__)):
+            raise ConfigError(f"setting {taken[0]!r} belongs to the model {owner!r}, whose engine this model shares")
+        folder = folder.parent / owner
+        strings = {**_parameters_of(folder), **strings}
+    merged = read_settings(folder / args["model_version"] / "model.json", {})
     merged.update(parse_setting(f"{key}={value}") for key, value in strings.items())
     merged.update(read_settings(None, environment))
     known = (*EngineConfig.__struct_fields__, *BridgeConfig.__struct_fields__)
@@ -63,4 +74,17 @@ def _merged(args: Mapping[str, str], environment: Mapping[str, str]) -> dict[str
 def model_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
     """The `parameters` of config.pbtxt, all strings there. Names in capitals are Triton's (EXECUTION_ENV_PATH)."""
     parameters = model_config.get("parameters", {}).items()
-    return {key: value.get("string_value", "") for key, value in parameters if not key.isupper()}
+    return _without_tritons({key: value.get("string_value", "") for key, value in parameters})
+
+
+def _parameters_of(folder: Path) -> dict[str, str]:
+    """Those of another model, by its folder. Raises ConfigError when they can not be read."""
+    file = folder / "config.pbtxt"
+    try:
+        return _without_tritons(pbtxt.parameters(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}, whose engine this model shares, can not be read: {error}") from None
+
+
+def _without_tritons(parameters: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in parameters.items() if not key.isupper()}

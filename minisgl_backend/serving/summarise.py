@@ -34,8 +34,8 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.bridge import Bridge
 from minisgl_backend.serving.calls import Call, Retained, model_call
+from minisgl_backend.serving.outputs import Wanted
 from minisgl_backend.serving.parts import PartOrder, Slices, split_parts
-from minisgl_backend.serving.reply import Wanted
 from minisgl_backend.serving.sender import UNLOADED, Outbox
 from minisgl_backend.serving.settings import model_parameters
 from minisgl_backend.serving.tensors import read_request

@@ -17,7 +17,8 @@ from fakes.engine_link import failed, finished
 from fakes.triton_model import Rig, running_model
 from fakes.triton_stub import FakeStub, request, strings
 from minisgl_backend.errors import Status
-from minisgl_backend.serving.reply import Reply, Wanted
+from minisgl_backend.serving.outputs import Wanted
+from minisgl_backend.serving.reply import Reply
 
 RACES = 1000
 

@@ -1,4 +1,4 @@
-"""`model_repository/minisgl/1/model.py`, loaded as Triton loads it, between a fake stub and a fake engine."""
+"""A model of `model_repository`, loaded as Triton loads it, between a fake stub and a fake engine."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ from typing import Any
 
 from fakes.engine_link import FakeLink
 from fakes.triton_stub import FakeRequest, FakeSender, FakeStub, request
+from minisgl_backend.serving import pbtxt
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 MODEL = REPOSITORY / "minisgl"
 
 
 def initialize_args(repository: Path = MODEL, parameters: dict[str, str] | None = None) -> dict[str, str]:
-    """What Triton gives to `initialize`."""
-    config = {"parameters": {key: {"string_value": value} for key, value in (parameters or {}).items()}}
+    """What Triton gives to `initialize` of the model in this folder, with more parameters than its config.pbtxt."""
+    file = repository / "config.pbtxt"
+    text = file.read_text() if file.is_file() else "decoupled: true"
+    given = {**pbtxt.parameters(text), **(parameters or {})}
+    config = {
+        "model_transaction_policy": {"decoupled": "decoupled: true" in text},
+        "parameters": {key: {"string_value": value} for key, value in given.items()},
+    }
     return {
         "model_config": json.dumps(config),
-        "model_name": "minisgl",
+        "model_name": repository.name if file.is_file() else "minisgl",
         "model_repository": str(repository),
         "model_version": "1",
     }
 
 
 @contextmanager
-def loaded_module(stub: FakeStub) -> Iterator[ModuleType]:
+def loaded_module(stub: FakeStub, model: Path = MODEL) -> Iterator[ModuleType]:
     """The module, with the stub in the place where it imports Triton's."""
     before = sys.modules.get("triton_python_backend_utils")
     sys.modules["triton_python_backend_utils"] = stub  # type: ignore[assignment]
     try:
-        spec = importlib.util.spec_from_file_location("minisgl_triton_model", MODEL / "1" / "model.py")
+        spec = importlib.util.spec_from_file_location("minisgl_triton_model", model / "1" / "model.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -75,11 +82,13 @@ class Rig:
 
 
 @contextmanager
-def running_model() -> Iterator[Rig]:
+def running_model(model: Path = MODEL) -> Iterator[Rig]:
     """A model that is started, and at the end finalized and checked: no violation, one FINAL each is the test's."""
-    stub = FakeStub()
-    with loaded_module(stub) as module:
-        rig = Rig(module, stub).start()
+    args = initialize_args(model)
+    decoupled = json.loads(args["model_config"])["model_transaction_policy"]["decoupled"]
+    stub = FakeStub(model.name, decoupled=decoupled)
+    with loaded_module(stub, model) as module:
+        rig = Rig(module, stub, args).start()
         try:
             yield rig
         finally:

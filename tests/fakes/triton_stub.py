@@ -81,7 +81,11 @@ class FakeStub:
     TritonModelException = TritonModelException
     TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "minisgl", *, decoupled: bool = True) -> None:
+        """Of this model, which may send many responses to a request, or one."""
+        self.model = model
+        self.decoupled = decoupled
+        self.declared: Any = TENSORRT_DECLARED if model == "ensemble" else DECLARED
         self.TritonError: Any = TritonError
         self.Logger = Log()
         self.violations: list[str] = []
@@ -90,7 +94,9 @@ class FakeStub:
 
     def InferenceRequest(self, **fields: Any) -> Lookup:  # noqa: N802
         """Only what the bridge asks for: a lookup of its own model, see `minisgl_backend.serving.presence`."""
-        assert fields == {"model_name": "minisgl", "model_version": 1, "requested_output_names": [], "inputs": []}
+        wanted = fields.pop("requested_output_names")
+        assert fields == {"model_name": self.model, "model_version": 1, "inputs": []}
+        assert (wanted == []) is self.decoupled, "else the model is run, and does not refuse"
         self.lookups += 1
         return Lookup(self.lookup_says)
 
@@ -131,6 +137,17 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "tool_calls": (np.object_, None),
 }
 """Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
+
+TENSORRT_DECLARED: dict[str, tuple[Any, Any]] = {
+    "text_output": (np.object_, 1),
+    "cum_log_probs": (np.float32, (1, 1)),
+    "output_log_probs": (np.float32, (1, 1, None)),
+    "batch_index": (np.int32, (1, 1)),
+    "sequence_index": (np.int32, (1, 1)),
+    "num_input_tokens": (np.int32, (1, 1)),
+    "num_output_tokens": (np.int32, (1, 1)),
+}
+"""Those of `ensemble`, with TensorRT-LLM's shapes; None: any size."""
 
 
 @dataclass
@@ -181,6 +198,10 @@ class FakeSender:
             if self.refuse_next:
                 self.refuse_next -= 1
                 raise TritonModelException("Failed to increase the shared memory pool size")
+            if not self._stub.decoupled and (response is None) is not bool(self.answers):
+                raise TritonModelException(
+                    "A model that is not decoupled sends one response, and FINAL with or after it."
+                )
             answer = self._read(response, flags == FINAL)
             if self.room_chars is not None and len(answer.text or "") > self.room_chars:
                 raise TritonModelException("Failed to increase the shared memory pool size")
@@ -252,8 +273,10 @@ class FakeSender:
             error = None if response is None else response.error
             return Answer(None, None, error and error.message, error and error.code, final)
         for name, array in response.tensors.items():
-            dtype, size = DECLARED.get(name, (None, None))
-            if array.dtype != dtype or array.ndim != 1 or size not in (None, array.size):
+            dtype, size = self._stub.declared.get(name, (None, None))
+            shape = size if isinstance(size, tuple) else (size,)
+            fits = len(shape) == array.ndim and all(a in (None, b) for a, b in zip(shape, array.shape, strict=True))
+            if array.dtype != dtype or not fits:
                 self._violation(f"output {name} is not as declared: {array!r}")
         more = {name: self._values(name, array) for name, array in response.tensors.items()}
         single = [

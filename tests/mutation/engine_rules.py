@@ -21,6 +21,8 @@ _RECORD = "tests/unit/text/test_record.py::"
 _REPLY = "tests/unit/serving/test_reply.py::"
 _SENDER = "tests/unit/serving/test_sender.py::"
 _DRAIN = "tests/unit/serving/test_drain.py::"
+_SETTINGS = "tests/unit/serving/test_settings.py::"
+_UNARY = "tests/contract/test_unary_model.py::"
 _CONTRACT = "tests/contract/test_triton_model.py::"
 _RUNNER = "tests/unit/worker/test_torch_runner.py::"
 
@@ -360,6 +362,22 @@ SERVING_RULES = (
         "            pass\n\n    def _take",
         (_CONTRACT + "test_what_runs_when_the_limit_of_an_unload_passes_is_ended_here_and_in_the_engine",),
         "engine-drained-here-only",
+    ),
+    Mutation(
+        "a model of another dialect takes the settings of the model whose engine it shares",
+        "serving/settings.py",
+        "        folder = folder.parent / owner\n",
+        "",
+        (_SETTINGS + "test_a_model_that_shares_an_engine_takes_all_settings_from_its_owner",),
+        "engine-two-in-memory",
+    ),
+    Mutation(
+        "a model that answers once refuses a stream",
+        "serving/unary.py",
+        "    if message.stream:",
+        "    if False:",
+        (_UNARY + "test_a_stream_is_refused_by_name_whichever_way_it_is_asked_for",),
+        "engine-streams-unary",
     ),
 )
 

@@ -30,6 +30,8 @@ from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
 from minisgl_backend.serving import settings as triton_settings
 from minisgl_client.commands.fetch import fetch_model
+from minisgl_client.gateway.settings import DEFAULT_PORT
+from minisgl_client.server import gateway
 from minisgl_client.server.errors import ServeError
 from minisgl_client.server.health import is_ready, reachable_host
 from minisgl_client.server.installation import (
@@ -70,6 +72,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--http-port", type=_port, default=8000, metavar="N", help="0 takes a free one (%(default)s)")
     add("--grpc-port", type=_port, default=8001, metavar="N", help="(%(default)s)")
     add("--metrics-port", type=_port, default=8002, metavar="N", help="(%(default)s)")
+    add(gateway.OPTION, type=_port, nargs="?", const=DEFAULT_PORT, metavar="N",
+        help=f"OpenAI's API beside it, on a port ({DEFAULT_PORT}; docs/openai.md)")  # fmt: skip
     add("--model-repository", type=Path, metavar="FOLDER", help="another repository that holds the model `minisgl`")
     add("--triton-option", metavar="OPTION", action="append", default=[],
         help="one more option of tritonserver, as in --triton-option=--model-control-mode=explicit")  # fmt: skip
@@ -87,6 +91,7 @@ class Launch:
     exit_s: int  # tritonserver's own limit for its end after SIGTERM
     host: str
     ports: Mapping[str, int]  # by option
+    openai_port: int | None  # of the gateway beside it
     regions: str  # prefix of its files in shared memory
     engine_beside: bool  # the server will load our model at its start: its engine may start meanwhile
     verbose: bool
@@ -101,8 +106,12 @@ def run(arguments: argparse.Namespace) -> int:
     environment = server_environment(installation, os.environ)
     if missing := installation.missing_libraries(environment):
         raise ServeError(f"shared libraries are missing: {', '.join(missing)}; `make system-deps` installs them")
-    wanted = {"--http-port": arguments.http_port, "--grpc-port": arguments.grpc_port}
-    ports = claim_ports(arguments.host, {**wanted, "--metrics-port": arguments.metrics_port})
+    wanted = {f"--{name}-port": getattr(arguments, f"{name}_port") for name in ("http", "grpc", "metrics")}
+    if arguments.openai is not None:
+        gateway.check_gateway(os.environ)
+        wanted[gateway.OPTION] = arguments.openai
+    ports = claim_ports(arguments.host, wanted)
+    openai_port = ports.pop(gateway.OPTION, None)
     model = prepare_model(engine_config(repository, settings), stages)
     if "model" in settings:  # else the repository names it, and goes on doing so
         settings["model"] = model
@@ -112,6 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
         command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
+        if arguments.model_repository is None:  # ours is complete; to complete it Triton starts each model's stub twice
+            command.append("--disable-auto-complete-config")
         command += [backend_option(regions), *arguments.triton_option]
         loads_all = not any(option.startswith("--model-control-mode") for option in arguments.triton_option)
         return _live(
@@ -122,6 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
                 exit_s,
                 arguments.host,
                 ports,
+                openai_port,
                 regions,
                 engine_beside=loads_all,
                 verbose=arguments.verbose,
@@ -134,22 +146,28 @@ def _live(launch: Launch, stages: Stages) -> int:
     """The server from its start to its end, whoever ends it. Returns our exit code; see `run`."""
     stages.begin("start", "tritonserver")
     log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
-    ready = False
+    ready, beside = False, None
     with Interrupts() as interrupts:
         server = ServerProcess(launch.command, launch.environment, log.take)
         try:
             if launch.engine_beside:
                 _start_engine(launch, stages)
             if ready := _until_ready(server, interrupts, launch):
+                if launch.openai_port is not None:
+                    stages.begin("gateway", "OpenAI's API")
+                    beside = _start_gateway(launch, launch.openai_port, interrupts)
                 stages.end()
-                print(greeting(stages.summary(), launch.host, launch.ports), flush=True)
+                print(greeting(stages.summary(), launch.host, launch.ports, launch.openai_port), flush=True)
                 stages.begin("serve", "Ctrl-C stops it")
                 while server.exit_code() is None and not interrupts.wait(_POLL_S):
-                    pass
+                    if beside is not None and (code := beside.exit_code()) is not None:
+                        raise ServeError(f"the OpenAI gateway ended with code {code}")
         finally:
             ended = server.exit_code()
             if ended is None:
                 stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
+            if beside is not None:
+                beside.stop(gateway.STOP_S if ended is None else 0, interrupts, lambda: False)
             patience_s = launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S
             graceful = server.stop(patience_s, interrupts, log.gave_up)
             if log.gave_up():
@@ -216,12 +234,13 @@ def server_command(
     return command
 
 
-def greeting(seconds: str, host: str, ports: Mapping[str, int]) -> str:
+def greeting(seconds: str, host: str, ports: Mapping[str, int], openai_port: int | None = None) -> str:
     """What to try now."""
     address = reachable_host(host)
     address = f"[{address}]" if ":" in address else address
     http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
     body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
+    openai = "" if openai_port is None else f"  OpenAI   http://{address}:{openai_port}/v1\n"
     minisgl = shlex.quote(str(Path(sys.executable).parent / "minisgl"))  # not all who serve have it on their PATH
     return f"""
 ready after {seconds}
@@ -229,7 +248,7 @@ ready after {seconds}
   HTTP     {http}
   gRPC     {grpc}
   metrics  http://{address}:{ports["--metrics-port"]}/metrics
-
+{openai}
   curl -sN {http}/v2/models/{MODEL}/generate_stream -d {shlex.quote(body)}
   {minisgl} generate --url {grpc} --max-tokens 32 --temperature 0 'The capital of France is'
   {minisgl} chat --url {grpc}
@@ -284,6 +303,12 @@ def _start_engine(launch: Launch, stages: Stages) -> None:
         find_or_start(absolute(launch.config), launch.environment)
     except (StartError, OSError) as error:
         stages.note(f"no engine yet: {error}")
+
+
+def _start_gateway(launch: Launch, port: int, interrupts: Interrupts) -> ServerProcess:
+    ports = (port, launch.ports["--grpc-port"], launch.ports["--metrics-port"])
+    command = gateway.gateway_command(launch.host, *ports, MODEL)
+    return gateway.start_gateway(command, os.environ, port, launch.host, interrupts, _show)
 
 
 def _until_ready(server: ServerProcess, interrupts: Interrupts, launch: Launch) -> bool:

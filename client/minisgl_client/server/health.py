@@ -9,7 +9,7 @@ _TIMEOUT_S = 2.0
 
 def is_ready(host: str, port: int, model: str) -> bool:
     """True when the server and the model are; False also when nobody answers."""
-    return all(_answers_200(host, port, path) for path in ("/v2/health/ready", f"/v2/models/{model}/ready"))
+    return all(status_of(host, port, path) == 200 for path in ("/v2/health/ready", f"/v2/models/{model}/ready"))
 
 
 def reachable_host(host: str) -> str:
@@ -17,12 +17,13 @@ def reachable_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def _answers_200(host: str, port: int, path: str) -> bool:
+def status_of(host: str, port: int, path: str) -> int | None:
+    """Of a GET; None when nobody answers."""
     connection = http.client.HTTPConnection(reachable_host(host), port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == 200
+        return connection.getresponse().status
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()

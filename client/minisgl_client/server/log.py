@@ -63,7 +63,10 @@ class ServerLog:
         """Takes in one record; True when it is to be shown."""
         if failed := _FAILED_MODEL.match(text):
             reason = failed[2].split("\\n")[0].strip()
-            self._failures.append(reason if failed[1] == "minisgl" else f"model {failed[1]!r}: {reason}")
+            if failed[1] == "minisgl":  # the others may fail because it does
+                self._failures.insert(0, reason)
+            else:
+                self._failures.append(f"model {failed[1]!r}: {reason}")
         self._gave_up |= text.startswith(_GAVE_UP)
         if text.startswith(_ENGINE) and not self._verbose:
             self._engine(text.removeprefix(_ENGINE))

@@ -11,14 +11,17 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 import fakes.llama_cpp
+from load.serving import is_alive
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
@@ -92,6 +95,43 @@ def test_a_signal_ends_a_ready_server_and_nothing_is_left(tmp_path: Path, number
     assert list((tmp_path / "tmp").iterdir()) == []
     server = re.search(r"18:18:04\.536266 (\d+) ", errors)
     assert server and not Path(f"/proc/{server[1]}").exists()
+
+
+@pytest.mark.slow
+def test_the_gateway_listens_beside_a_ready_server_and_ends_with_it(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, "--openai", "0") as process:
+        found = re.search(r"OpenAI +(http://127\.0\.0\.1:\d+/v1)\n", "".join(until(process, GREETINGS_END)))
+        assert found
+        with urllib.request.urlopen(f"{found[1]}/models", timeout=10) as answer:
+            assert json.load(answer)["data"][0]["id"] == "minisgl"
+        (beside,) = gateways_of(process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert not is_alive(beside) and "GET /v1/models 200" in errors
+
+
+@pytest.mark.slow
+def test_a_gateway_that_dies_ends_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, "--openai", "0") as process:
+        until(process, GREETINGS_END)
+        (beside,) = gateways_of(process)
+        beside.kill()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == "minisgl: the OpenAI gateway ended with code -9"
+
+
+def test_a_gateway_with_an_empty_list_of_keys_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MINISGL_API_KEYS", "")
+    assert main(["serve", *FREE, *FAKE, "--openai", "0"]) == 2
+    assert "MINISGL_API_KEYS is set and holds no key" in capsys.readouterr().err
+
+
+def gateways_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in psutil.Process(process.pid).children() if "gateway" in child.cmdline()]
 
 
 @pytest.mark.slow
@@ -254,7 +294,7 @@ def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeyp
 def test_a_folder_for_the_engine_that_can_not_be_made_is_the_models_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINISGL_RUNTIME_DIR", "/dev/null/x")
     out = io.StringIO()
-    launch = Launch((), os.environ, EngineConfig(), 1, "::1", {}, "", engine_beside=True, verbose=False)
+    launch = Launch((), os.environ, EngineConfig(), 1, "::1", {}, None, "", engine_beside=True, verbose=False)
     _start_engine(launch, Stages(out))
     assert "no engine yet" in out.getvalue() and "/dev/null/x" in out.getvalue()
 

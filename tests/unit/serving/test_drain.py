@@ -25,6 +25,7 @@ WORDS = {
     ("words", "presence"),
     [
         (WORDS[LOADED], LOADED),
+        ("Model x - Error when running inference: unexpected inference output 'is_loaded' for model 'x'", LOADED),
         (WORDS[LEAVING], LEAVING),
         ("Model x - Error when running inference: Server not ready", LEAVING),
         ("Request for unknown model: 'x' has no available versions", LEAVING),

@@ -10,7 +10,8 @@ from fakes.engine_link import chunk, failed, finished, started
 from fakes.triton_stub import Answer, FakeSender, FakeStub, Tensor, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.client import FinishReason
-from minisgl_backend.serving.reply import LARGE_CHARS, Reply, Wanted
+from minisgl_backend.serving.outputs import Wanted
+from minisgl_backend.serving.reply import LARGE_CHARS, Reply
 
 
 def make(stream: bool = True, wanted: Wanted | None = None) -> tuple[FakeStub, FakeSender, Reply]:

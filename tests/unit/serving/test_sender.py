@@ -14,8 +14,9 @@ from fakes.triton_stub import FakeSender, FakeStub, TritonError
 from minisgl_backend.errors import Status
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.calls import Retained
+from minisgl_backend.serving.outputs import Wanted
 from minisgl_backend.serving.polling import PollSchedule
-from minisgl_backend.serving.reply import Reply, Wanted
+from minisgl_backend.serving.reply import Reply
 from minisgl_backend.serving.sender import Outbox, Sender
 
 

@@ -64,3 +64,42 @@ def test_a_bridge_setting_that_is_wrong_is_refused_by_name(repository: Path, val
 def test_a_misspelt_bridge_setting_is_told_the_nearest_name(repository: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'drain_s'"):
         engine_config(initialize_args(repository, {"drains_s": "1"}), {})
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> Path:
+    """A model that shares the engine of its neighbour `llm`; its folder."""
+    (tmp_path / "llm" / "1").mkdir(parents=True)
+    (tmp_path / "llm" / "1" / "model.json").write_text('{"page_size": 8, "max_running": 8, "drain_s": 4}')
+    (tmp_path / "llm" / "config.pbtxt").write_text(
+        'backend: "python"\n'
+        'parameters { key: "max_running" value { string_value: "9" } }\n'
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/x" } }\n'
+    )
+    (tmp_path / "twin").mkdir()
+    return tmp_path / "twin"
+
+
+def test_a_model_that_shares_an_engine_takes_all_settings_from_its_owner(sharing: Path) -> None:
+    twin = initialize_args(sharing, {"engine_of": "llm"})
+    environment = {SETTINGS_VARIABLE: '{"token_budget": 900}'}
+    config = engine_config(twin, environment)
+    assert (config.page_size, config.max_running, config.token_budget) == (8, 9, 900)
+    owner = initialize_args(sharing.parent / "llm")
+    assert config == engine_config(owner, environment)
+    assert bridge_config(twin, {}) == BridgeConfig(drain_s=4.0)
+    own = initialize_args(sharing, {"engine_of": "llm", "drain_s": "3"})
+    assert bridge_config(own, {}) == BridgeConfig(drain_s=3.0)
+
+
+def test_an_engine_setting_of_its_own_would_make_a_second_engine_and_is_refused(sharing: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^setting 'page_size' belongs to the model 'llm', whose engine this"):
+        engine_config(initialize_args(sharing, {"engine_of": "llm", "page_size": "8"}), {})
+
+
+@pytest.mark.parametrize("content", [None, "parameters {"])
+def test_an_owner_that_can_not_be_read_is_one_sentence(sharing: Path, content: str | None) -> None:
+    file = sharing.parent / "llm" / "config.pbtxt"
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.pbtxt, whose engine this model shares, can not be read"):
+        engine_config(initialize_args(sharing, {"engine_of": "llm"}), {})

@@ -13,7 +13,7 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
-from minisgl_backend.serving.reply import Wanted
+from minisgl_backend.serving.outputs import Wanted
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.text.parameters import BOOL_OPTIONS
 

@@ -1,0 +1,252 @@
+"""The gateway's HTTP: routes, who may ask, how large a body may be, the shape of every error, one log line a request.
+
+Door (id, log line, size) ─► CORS ─► routes ─► read_body ─► plan ─► Answering
+                                       │ keys
+                                       └ ApiError ─► OpenAI's error object
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+import uuid
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minisgl_client.errors import ClientError
+from minisgl_client.gateway.answering import Answering, Facts
+from minisgl_client.gateway.backends import Backends
+from minisgl_client.gateway.chats import ChatTeller
+from minisgl_client.gateway.completions import CompletionTeller
+from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
+from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
+from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
+from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
+from minisgl_client.gateway.replies import Reply, Teller
+from minisgl_client.gateway.settings import GatewaySettings
+
+log = logging.getLogger("minisgl.gateway")
+
+_GUARDED = ("/v1/", "/metrics")
+_FACTS = "minisgl.facts"
+Struct = TypeVar("Struct", bound=Body)
+
+
+def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
+    """The ASGI application. The back ends' connections stay the caller's, who closes them."""
+    api = _Api(settings, backends)
+    app = Starlette(
+        routes=[
+            Route("/health", api.health),
+            Route("/metrics", api.metrics),
+            Route("/v1/models", api.models),
+            Route("/v1/models/{name:path}", api.one_model),
+            Route("/v1/completions", api.completions, methods=["POST"]),
+            Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        ],
+        exception_handlers={ApiError: _told, HTTPException: _not_routed, Exception: _fault},
+    )
+    guarded: ASGIApp = _Keys(app, settings.api_keys)
+    if settings.origins:
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=list(settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
+    return _Door(guarded)
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(self, settings: GatewaySettings, backends: Backends) -> None:
+        self._settings = settings
+        self._backends = backends
+        self._created = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """200 when an engine answers behind the server."""
+        try:
+            await self._backends.choose().check()
+        except ClientError as error:
+            raise of_client_error(error, {}) from None
+        return _json({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Triton's, of Prometheus."""
+        if not self._settings.metrics_url:
+            raise ApiError(404, "this gateway was started without --metrics-url", code="unknown_url")
+        try:
+            return Response(await read_metrics(self._settings.metrics_url), media_type=CONTENT_TYPE)
+        except ClientError as error:
+            raise of_client_error(error, {}) from None
+
+    async def models(self, request: Request) -> Response:
+        """The one there is."""
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """By its name."""
+        self._check_model(request.path_params["name"])
+        return _json(self._model())
+
+    async def completions(self, request: Request) -> Answering:
+        """POST /v1/completions."""
+        body = await self._read(request, CompletionBody)
+        plan = plan_completion(body)
+        return self._answering(request, plan, CompletionTeller(plan), "cmpl")
+
+    async def chat(self, request: Request) -> Answering:
+        """POST /v1/chat/completions."""
+        body = await self._read(request, ChatBody)
+        plan = plan_chat(body)
+        return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
+
+    def _answering(self, request: Request, plan: Plan, teller: Teller, prefix: str) -> Answering:
+        facts: Facts = request.scope[_FACTS]
+        facts["stream"] = plan.stream
+        id = f"{prefix}-{facts['id']}"
+        reply = Reply(plan, teller, id=id, model=self._settings.name, created=int(time.time()))
+        return Answering(plan, reply, self._backends.choose(plan), id, facts)
+
+    async def _read(self, request: Request, kind: type[Struct]) -> Struct:
+        """JSON only: a page of another origin may send anything else without asking first."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError(415, "the Content-Type must be application/json", code="unsupported_media_type")
+        body = read_body(await _bounded(request, self._settings.max_body_bytes), kind)
+        if body.model is not None:
+            self._check_model(body.model)
+        return body
+
+    def _check_model(self, name: str) -> None:
+        if name != self._settings.name:
+            raise unknown_model(name)
+
+    def _model(self) -> dict[str, Any]:
+        return {"id": self._settings.name, "object": "model", "created": self._created, "owned_by": "minisgl"}
+
+
+class _Keys:
+    """Lets those in who know a key. The health is everybody's."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._keys and scope["type"] == "http" and scope["path"].startswith(_GUARDED) and not self._knows(scope):
+            error = ApiError(
+                401,
+                "Incorrect API key provided: give one as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await _of_error(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _knows(self, scope: Scope) -> bool:
+        """All keys are compared, each in constant time."""
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")
+        known = [hmac.compare_digest(key.strip(), one) for one in self._keys]
+        return scheme.lower() == b"bearer" and any(known)
+
+
+class _Door:
+    """Gives each request an id and, when it is over, its line in the log, which holds nothing that a client wrote."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        id = uuid.uuid4().hex
+        facts: Facts = {"id": id, "status": 0}
+        began_s = time.monotonic()
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                facts["status"] = facts["status"] or message["status"]
+                facts["first_ms"] = round((time.monotonic() - began_s) * 1e3, 1)
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", id.encode())]}
+            await send(message)
+
+        try:
+            await self._app({**scope, _FACTS: facts}, receive, told)
+        finally:
+            facts["total_ms"] = round((time.monotonic() - began_s) * 1e3, 1)
+            _log_line(scope, facts)
+
+
+def _log_line(scope: Scope, facts: Facts) -> None:
+    """A path that is none of ours is somebody's text."""
+    path = scope["path"] if scope["path"] in _OURS else "-"
+    if path in ("/health", "/metrics") and facts["status"] == 200:
+        return  # somebody asks every few seconds
+    level = logging.ERROR if facts["status"] == 500 else logging.INFO
+    told = " ".join(f"{name}={value}" for name, value in facts.items() if name != "status")
+    log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
+
+
+_OURS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+
+
+async def _bounded(request: Request, limit_bytes: int) -> bytes:
+    """The body. Raises ApiError (413) without reading more of it than is allowed."""
+    too_large = ApiError(413, f"the body must hold at most {limit_bytes} bytes", code="body_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit_bytes:
+        raise too_large
+    parts, read_bytes = [], 0
+    try:
+        async for part in request.stream():
+            read_bytes += len(part)
+            if read_bytes > limit_bytes:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect:
+        raise ApiError(400, "the body did not come whole", code="invalid_json") from None
+    return b"".join(parts)
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    request.scope[_FACTS]["error"] = error.code or error.kind
+    return _of_error(error)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        known = "/v1/chat/completions, /v1/completions, /v1/models, /health and /metrics"
+        return _of_error(ApiError(404, f"there is no such URL here; known are {known}", code="unknown_url"))
+    if error.status_code == 405:
+        message = f"the method {request.method[:10]} is not allowed here"
+        return _of_error(ApiError(405, message, code="method_not_allowed", headers=error.headers))
+    return _of_error(ApiError(error.status_code, error.detail, headers=error.headers))
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """Our own bug: its traceback is in the log."""
+    return _of_error(ApiError(500, "the gateway failed at this request", kind="server_error", code="gateway_fault"))
+
+
+def _of_error(error: ApiError) -> Response:
+    return _json(error.body(), error.status, error.headers)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")

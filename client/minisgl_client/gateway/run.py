@@ -1,0 +1,68 @@
+"""The gateway's process: a loop of uvloop, one listening socket, an end that lets answers finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from minisgl_client.aio import AsyncClient
+from minisgl_client.gateway.app import build_app
+from minisgl_client.gateway.backends import Backend, Backends
+from minisgl_client.gateway.settings import GatewaySettings
+
+_BACKLOG = 2048
+
+
+def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
+    """Until SIGTERM or SIGINT: then nobody new is let in, answers in flight may go on for drain_s, and the rest is
+    cut. A second signal cuts them at once. Main thread only.
+    """
+    _log_to_stderr()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _heard)  # uvicorn hands the signal on when it has ended
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener, drain_s))
+
+
+async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
+    async with AsyncClient(settings.url, model=settings.model) as client:
+        app = build_app(settings, Backends(Backend(client, settings.timeout_s)))
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=drain_s,
+        )
+        await _Server(config).serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Any second signal means: at once."""
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # of its start and end we tell ourselves
