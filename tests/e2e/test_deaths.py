@@ -79,10 +79,12 @@ def test_ctrl_c_ends_everything_and_says_goodbye_to_the_engine() -> None:
 
 
 @pytest.mark.parametrize("victim", ["tritonserver", "triton_python_b"])
-def test_after_a_kill_of_triton_or_its_stub_no_process_outlives_the_lease(victim: str) -> None:
+def test_after_a_kill_of_triton_or_its_stubs_no_process_outlives_the_lease(victim: str) -> None:
     with serving("--model", "smollm2", **FAKE) as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
-        os.kill(server.pid_of(victim), signal.SIGKILL)
+        holders = ["minisgl"] if victim == "tritonserver" else ["minisgl", "minisgl_unary", "ensemble"]
+        for pid in [server.pid_of(victim, model) for model in holders]:
+            os.kill(pid, signal.SIGKILL)
         eventually(lambda: not engine_processes(server.runtime), 10.0, lambda: "the engine outlives its lease")
         if victim == "tritonserver":
             assert server.process.wait(timeout=30) == 1

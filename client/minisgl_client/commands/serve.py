@@ -171,7 +171,9 @@ def _live(launch: Launch, stages: Stages) -> int:
             patience_s = launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S
             graceful = server.stop(patience_s, interrupts, log.gave_up)
             if log.gave_up():
-                stages.note("tritonserver could not end: a client keeps a gRPC stream open (docs/triton.md)")
+                stages.note(
+                    "tritonserver could not end: a client keeps a gRPC stream or HTTP connection open (docs/triton.md)"
+                )
             remove_regions(launch.regions)
             _retire_engine(launch.config, interrupts, stages)
     if ended is not None and interrupts.count == 0:
