@@ -61,9 +61,10 @@ lint: $(STAMP)
 check: lint
 	$(BIN)/pytest tests/unit -m "not slow and not gpu and not e2e" $(ARGS)
 
-# One run of pytest holds the unit tests and all others, so its closing line counts everything.
+# One run of pytest holds the unit tests and all others, so its closing line counts everything. Two files at a time:
+# tests of servers wait most of their time. `ARGS='-n 0'` runs one after the other.
 test: lint fetch $(TRITON)
-	$(BIN)/pytest -m "not gpu and not soak" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not soak" $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
