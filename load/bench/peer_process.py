@@ -57,7 +57,7 @@ class Usage:
         return Usage(
             self.cpu_s - earlier.cpu_s,
             self.driver_cpu_s - earlier.driver_cpu_s,
-            self.machine_cpu_s - earlier.machine_cpu_s,
+            max(self.machine_cpu_s - earlier.machine_cpu_s, 0.0),  # a sum of floats over all CPUs
         )
 
 

@@ -182,7 +182,7 @@ def small_shared_memory(size: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("size", "names"), [("64m", "text_input: holds 2000000 bytes"), ("2m", "use '--shm-size'")], ids=["64 MB", "2 MB"]
+    ("size", "names"), [("64m", "text_input: holds 2000000 bytes"), ("5m", "use '--shm-size'")], ids=["64 MB", "5 MB"]
 )
 async def test_tr_03_with_little_shared_memory_a_large_prompt_is_told_why_and_all_others_are_served(
     size: str, names: str

@@ -31,9 +31,13 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         """Once the program waits: a Ctrl-C that comes just before, Python's input() sees with the next key only."""
-        program = psutil.Process(self.process.pid)
-        eventually(lambda: program.status() == psutil.STATUS_SLEEPING, PATIENCE_S, lambda: "it never waits")
+        self._once_it_waits()
         os.write(self._side, keys.encode())
+
+    def signal(self, number: int) -> None:
+        """Once the program waits, as `type`."""
+        self._once_it_waits()
+        self.process.send_signal(number)
 
     def read_until(self, wanted: str) -> str:
         """All up to and with it."""
@@ -49,6 +53,10 @@ class Terminal:
         while self._read(deadline):
             pass
         return self.process.wait(timeout=PATIENCE_S)
+
+    def _once_it_waits(self) -> None:
+        program = psutil.Process(self.process.pid)
+        eventually(lambda: program.status() == psutil.STATUS_SLEEPING, PATIENCE_S, lambda: "it never waits")
 
     def _read(self, deadline: float) -> bool:
         """False at the end, or when the patience is."""

@@ -121,8 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
         command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
-        if arguments.model_repository is None:  # ours is complete; to complete it Triton starts each model's stub twice
-            command.append("--disable-auto-complete-config")
         command += [backend_option(regions), *arguments.triton_option]
         loads_all = not any(option.startswith("--model-control-mode") for option in arguments.triton_option)
         return _live(

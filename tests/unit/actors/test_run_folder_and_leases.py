@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -47,10 +48,12 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, monkeypatch: p
         engine_dir(EngineConfig())
 
 
-def test_a_relative_folder_means_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(RUNTIME_VARIABLE, "run")
-    assert engine_dir(EngineConfig()).is_absolute()
+def test_a_relative_folder_means_the_same_from_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # a short path: sockets would lie in it
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv(RUNTIME_VARIABLE, "run")
+        assert engine_dir(EngineConfig()).is_absolute()
+        monkeypatch.undo()
 
 
 def test_folders_of_engines_that_ended_long_ago_are_removed(tmp_path: Path) -> None:

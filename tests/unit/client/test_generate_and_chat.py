@@ -355,7 +355,7 @@ def test_a_person_may_try_again_after_an_error(server: InferenceServer) -> None:
         person.read_until("> ")
         person.type("two\n")
         person.read_until("yes\r\n> ")
-        person.process.send_signal(signal.SIGTERM)
+        person.signal(signal.SIGTERM)
         assert person.end() == 130
     assert chats(server)[1] == [turn("user", "two")]
 
