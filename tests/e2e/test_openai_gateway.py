@@ -8,7 +8,6 @@ structural tag has it think and call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import signal
 import subprocess
@@ -20,13 +19,12 @@ from typing import Any, Literal
 
 import httpx
 import openai
-import psutil
 import pydantic
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from fakes.chat_templates import HERMES
-from load.serving import Server, engine_processes, eventually, serving, stop
+from load.serving import Server, eventually, serving, stop
 from minisgl_backend.models.locate import fetched_folder
 from minisgl_client.gateway.settings import KEYS_VARIABLE
 
@@ -338,28 +336,3 @@ def test_a_gateway_that_is_told_to_end_finishes_its_answers(gateway: Gateway) ->
             assert "out=12 finish=length" in process.stderr.read()
         finally:
             stop(process)
-
-
-def test_an_engine_that_dies_is_told_to_who_waits_to_who_asks_and_to_the_health() -> None:
-    """Of the fake device, whose engine is soon back."""
-    with serving("--openai", "0", device="fake") as server:
-        gateway = gateway_of(server)
-
-        def health() -> int:
-            return httpx.get(gateway.url.replace("/v1", "/health")).status_code
-
-        assert health() == 200
-        with gateway.client() as client:
-            stream = client.completions.create(model=MODEL, **ENDLESS, stream=True)
-            next(iter(stream))
-            for pid in engine_processes(server.runtime):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    psutil.Process(pid).kill()
-            with pytest.raises(openai.APIError, match="the engine stopped unexpectedly"):
-                list(stream)
-            with pytest.raises(openai.InternalServerError) as caught:
-                client.completions.create(model=MODEL, prompt=PROMPT)
-            assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
-            assert health() == 503
-            eventually(lambda: health() == 200 or None, 30, lambda: "the engine did not come back")
-            assert client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=2).choices[0].finish_reason

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,19 +159,21 @@ def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "engines"), [((), 1), (("--triton-option=--model-control-mode=explicit",), 0)])
 def test_the_engine_starts_beside_a_server_that_will_load_its_model_and_ends_with_it(
-    tmp_path: Path, option: tuple[str, ...], engines: int
+    option: tuple[str, ...], engines: int
 ) -> None:
     """The fake server loads no model: whatever engine there is, the command has started."""
-    with serving(tmp_path, *FAKE, *option) as process:
-        until(process, GREETINGS_END)
-        hosts = (tmp_path / "run").glob
-        if engines:
-            eventually(lambda: list(hosts("*/host.pid")), 20.0, lambda: "no engine has started beside the server")
-        else:
-            assert not list(hosts("*/host.pid"))
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-    assert not list((tmp_path / "run").glob("*/host.pid"))
+    with tempfile.TemporaryDirectory(prefix="msg-") as short:  # the engine's sockets lie in it
+        folder = Path(short)
+        with serving(folder, *FAKE, *option) as process:
+            until(process, GREETINGS_END)
+            hosts = (folder / "run").glob
+            if engines:
+                eventually(lambda: list(hosts("*/host.pid")), 20.0, lambda: "no engine has started beside the server")
+            else:
+                assert not list(hosts("*/host.pid"))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        assert not list((folder / "run").glob("*/host.pid"))
 
 
 @pytest.mark.slow
