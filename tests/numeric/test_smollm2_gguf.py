@@ -6,14 +6,11 @@ import pytest
 
 from minisgl_backend.llm import LLM
 from minisgl_backend.models.folder import read_model_spec
-from minisgl_backend.models.locate import fetched_folder, locate_model
+from minisgl_backend.models.locate import locate_model
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.tokenizer import Tokenizer
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not fetched_folder("smollm2-gguf").is_dir(), reason="run `minisgl fetch smollm2-gguf`"),
-]
+pytestmark = pytest.mark.slow
 
 PROMPTS = ["The old lighthouse stood", "def f(x):\n    ", "但是没有人听见。"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
