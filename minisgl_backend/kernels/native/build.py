@@ -1,0 +1,185 @@
+"""The C++ sources of this folder → one shared object for a processor's instructions, kept in the cache folder.
+
+`python -m minisgl_backend.kernels.native.build CACHE` builds the best level of this machine: a step of the set-up.
+The name of a library is a hash of all that went into it, so a new compiler, torch or source makes a new one; objects
+are kept in the same way. torch is not imported: its folder is looked up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from minisgl_backend.kernels.native.levels import LEVELS, Level, best_level
+
+SOURCES = Path(__file__).with_name("src")
+
+_KEPT_DAYS = 14  # since a library or object was last used
+
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=fast",  # never -ffast-math: what is not finite must stay so
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",  # libraries of two levels in one process share nothing
+    "-Wall",
+    "-Werror=return-type",
+)
+
+
+class CompilerMissing(Exception):
+    """There is no C++ compiler, or it does not know the level."""
+
+
+class BuildFailed(Exception):
+    """The compiler's own words."""
+
+
+def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
+    """The library of a level, built unless it is there. Two processes do not build at once.
+
+    cache: the folder of all that is kept; made if it is not there. progress: a line before a build and one after.
+    Raises CompilerMissing, BuildFailed.
+    """
+    compiler = _compiler()
+    folder = cache / "native"
+    target = folder / f"{level.name}-{_digest(compiler, level, *_sources(), *_headers())}.so"
+    if _in_use(target):
+        return target
+    (folder / "objects").mkdir(parents=True, exist_ok=True)
+    with _one_builder(folder):
+        if _in_use(target):
+            return target
+        progress(f"compiling kernels for {level.name}, once")
+        start = time.monotonic()
+        _link(compiler, _compile_all(compiler, level, folder / "objects"), target)
+        _prune(folder)
+        progress(f"compiled kernels in {time.monotonic() - start:.0f} s")
+    return target
+
+
+def _compiler() -> tuple[str, ...]:
+    """Its path and version."""
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    if found is None:
+        raise CompilerMissing("no g++ here")
+    version = subprocess.run([found, "-dumpfullversion"], capture_output=True, text=True, check=False)
+    return found, version.stdout.strip()
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations, "torch is a dependency of the engine"
+    return Path(spec.submodule_search_locations[0])
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.cpp"))
+
+
+def _headers() -> list[Path]:
+    return sorted(SOURCES.glob("*.h"))
+
+
+def _flags(level: Level) -> list[str]:
+    include = _torch_folder() / "include"
+    folders = [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
+    return [*_FLAGS, *level.flags, f"-DMINISGL_NAMESPACE={level.namespace}", *folders]
+
+
+def _digest(compiler: tuple[str, ...], level: Level, *files: Path) -> str:
+    parts = [*compiler, importlib.metadata.version("torch"), *_flags(level)]
+    state = hashlib.sha256("\0".join(parts).encode())
+    for file in files:
+        state.update(b"\0" + file.name.encode() + b"\0" + file.read_bytes())
+    return state.hexdigest()[:20]
+
+
+def _compile_all(compiler: tuple[str, ...], level: Level, objects: Path) -> list[Path]:
+    """As many at a time as there are cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(lambda source: _compile(compiler, level, source, objects), _sources()))
+
+
+def _compile(compiler: tuple[str, ...], level: Level, source: Path, objects: Path) -> Path:
+    target = objects / f"{source.stem}-{_digest(compiler, level, source, *_headers())}.o"
+    if not _in_use(target):
+        _run([compiler[0], *_flags(level), "-c", str(source)], target)
+    return target
+
+
+def _link(compiler: tuple[str, ...], objects: list[Path], target: Path) -> None:
+    """Against torch's own libraries, and through them its OpenMP: `-fopenmp` here would bring a second one."""
+    library = _torch_folder() / "lib"
+    torch = [f"-L{library}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{library}", f"-Wl,-rpath-link,{library}"]
+    _run([compiler[0], "-shared", "-Wl,-Bsymbolic", *map(str, objects), *torch], target)
+
+
+def _run(command: list[str], target: Path) -> None:
+    """The compiler, whose output appears under its name when it is whole."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}")
+    os.close(handle)
+    made = Path(name)
+    try:
+        done = subprocess.run([*command, "-o", name], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildFailed(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+        made.replace(target)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _in_use(file: Path) -> bool:
+    """Whether it is there; then it counts as used now."""
+    try:
+        os.utime(file)
+    except OSError:
+        return file.exists()  # in a folder that belongs to somebody else
+    return True
+
+
+@contextmanager
+def _one_builder(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _prune(folder: Path) -> None:
+    """Removes what nobody has used for a while. A process that has mapped a library keeps it."""
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for file in (*folder.glob("*.so"), *folder.glob("objects/*.o")):
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)
+
+
+def main() -> int:
+    """Builds for this machine. No compiler is not an error: the engine then runs on torch alone."""
+    level = best_level()
+    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731, T201
+    if level is None:
+        say(f"this processor has none of {', '.join(level.name for level in LEVELS)}: no kernels of our own")
+        return 0
+    try:
+        build(level, Path(sys.argv[1]), say)
+    except CompilerMissing as error:
+        say(f"{error}: no kernels of our own; the engine runs on torch alone, several times slower")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
