@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda li
     """
     compiler = _compiler()
     folder = cache / "native"
-    target = folder / f"{level.name}-{_digest(compiler, level, *_sources(), *_headers())}.so"
+    target = folder / f"{level.name}-{_digest(compiler, level, *sorted(SOURCES.iterdir()))}.so"
     if _in_use(target):
         return target
     (folder / "objects").mkdir(parents=True, exist_ok=True)
@@ -91,8 +92,16 @@ def _sources() -> list[Path]:
     return sorted(SOURCES.glob("*.cpp"))
 
 
-def _headers() -> list[Path]:
-    return sorted(SOURCES.glob("*.h"))
+def _with_headers(source: Path) -> list[Path]:
+    """A source and all of ours that it includes, so that an edit compiles again what it reaches and no more."""
+    found = {source.name: source}
+    waiting = [source]
+    while waiting:
+        for name in re.findall(r'^#include "(.+)"$', waiting.pop().read_text(), re.MULTILINE):
+            if name not in found:
+                found[name] = SOURCES / name
+                waiting.append(found[name])
+    return [found[name] for name in sorted(found)]
 
 
 def _flags(level: Level) -> list[str]:
@@ -116,7 +125,7 @@ def _compile_all(compiler: tuple[str, ...], level: Level, objects: Path) -> list
 
 
 def _compile(compiler: tuple[str, ...], level: Level, source: Path, objects: Path) -> Path:
-    target = objects / f"{source.stem}-{_digest(compiler, level, source, *_headers())}.o"
+    target = objects / f"{source.stem}-{_digest(compiler, level, *_with_headers(source))}.o"
     if not _in_use(target):
         _run([compiler[0], *_flags(level), "-c", str(source)], target)
     return target
