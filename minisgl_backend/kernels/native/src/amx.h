@@ -1,22 +1,13 @@
-// The tile registers of AMX: leave to use them, and their shapes.
+// The tile registers of AMX. The kernel's leave to use them is asked for before this level is loaded (levels.py).
 #pragma once
 
 #ifdef __AMX_BF16__
 
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 
 namespace minisgl {
-
-// Whether the kernel lets this process use tiles. Asked for once; all threads have it then.
-inline bool may_use_tiles() {
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return allowed;
-}
 
 // What ldtilecfg reads. A tile whose rows are 0 is not there.
 struct alignas(64) TileShapes {

@@ -33,7 +33,7 @@ void linear_fp32(const Linear& linear, Part part);
 void linear_bf16(const Linear& linear, Part part);
 
 #ifdef __AMX_BF16__
-void linear_bf16_tiles(const Linear& linear, Part part);  // may_use_tiles() was asked
+void linear_bf16_tiles(const Linear& linear, Part part);
 #endif
 
 }  // namespace minisgl

@@ -21,7 +21,6 @@ struct Lanes {
 inline Lanes zeros() { return {_mm512_setzero_ps()}; }
 inline Lanes load(const float* from) { return {_mm512_loadu_ps(from)}; }
 inline void store(float* to, Lanes lanes) { _mm512_storeu_ps(to, lanes.all); }
-inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline Lanes multiply_add(Lanes sum, Lanes weight, float x) {
   return {_mm512_fmadd_ps(weight.all, _mm512_set1_ps(x), sum.all)};
 }
@@ -35,7 +34,6 @@ inline void store(float* to, Lanes lanes) {
   _mm256_storeu_ps(to, lanes.low);
   _mm256_storeu_ps(to + 8, lanes.high);
 }
-inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Lanes multiply_add(Lanes sum, Lanes weight, float x) {
   const __m256 all = _mm256_set1_ps(x);
   return {_mm256_fmadd_ps(weight.low, all, sum.low), _mm256_fmadd_ps(weight.high, all, sum.high)};
@@ -126,15 +124,16 @@ struct Block {
   int64_t out_stride, columns;  // of all strips, the last may be narrower
 };
 
+// sums [rows][strips][16] → out, with the bias, rounded.
 template <class Kind>
-void write(const Block<Kind>& block, int row, int strip, Lanes lanes) {
-  float sums[kStrip];
-  store(sums, lanes);
-  const int64_t at = strip * kStrip, columns = std::min<int64_t>(block.columns - at, kStrip);
-  typename Kind::Value* out = block.out + row * block.out_stride + at;
-  for (int64_t column = 0; column < columns; ++column) {
-    const float added = block.bias ? sums[column] + Kind::widen(block.bias[at + column]) : sums[column];
-    out[column] = Kind::round(added);
+__attribute__((noinline)) void write(const Block<Kind>& block, const float* sums, int rows, int strips) {
+  for (int row = 0; row < rows; ++row) {
+    typename Kind::Value* out = block.out + row * block.out_stride;
+    const float* of_row = sums + row * strips * kStrip;
+    for (int64_t column = 0; column < block.columns; ++column) {
+      const float added = block.bias ? of_row[column] + Kind::widen(block.bias[column]) : of_row[column];
+      out[column] = Kind::round(added);
+    }
   }
 }
 
@@ -167,11 +166,13 @@ void multiply(const Block<Kind>& block) {
     x += Kind::kDeep;
     weight += Kind::kDeep * kStrip;
   }
+  alignas(64) float stored[kRows][kStrips][kStrip];
 #pragma GCC unroll 12
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-    for (int strip = 0; strip < kStrips; ++strip) write(block, row, strip, sums[row][strip]);
+    for (int strip = 0; strip < kStrips; ++strip) store(stored[row][strip], sums[row][strip]);
   }
+  write(block, stored[0][0], kRows, kStrips);
 }
 
 // The instance for `rows` of at most kRows.
@@ -188,7 +189,8 @@ class Product {
  public:
   using Value = typename Kind::Value;
 
-  explicit Product(const Linear& linear) : linear_(linear), x_(static_cast<const Value*>(linear.x)), stride_(linear.x_stride) {
+  explicit Product(const Linear& linear)
+      : linear_(linear), x_(static_cast<const Value*>(linear.x)), stride_(linear.x_stride) {
     padded_ = (linear.depth + Kind::kPadding - 1) / Kind::kPadding * Kind::kPadding;
     if constexpr (Kind::kPadding > 1) {
       if (padded_ != linear.depth) {
