@@ -17,68 +17,75 @@ namespace minisgl {
 namespace {
 
 constexpr int kTileRows = 16, kBlockRows = 2 * kTileRows;
-constexpr int kTileDepth = kBf16Depth, kTileBytes = 1024;
-constexpr int64_t kChunkRows = 256;  // of x, which then stay in the second cache while all strips pass
-constexpr int64_t kAhead = 8;        // tiles of a strip that are asked for before they are needed
+constexpr int kTileDepth = kBf16Depth, kTileBytes = 1024, kLine = 64;
+constexpr int64_t kChunkBytes = 1 << 20;  // of x, which then stay in the second cache while the strips pass
+constexpr int64_t kAhead = 8;             // tiles of a strip that one block asks for before it needs them
 
-// One strip pair's walk over depth.
-struct Strips {
-  const char* first;  // the second follows `bytes` later
-  int64_t bytes, tiles;
-  const char* next;  // the pair that comes after
+using Sums = float[2 * kTileRows][2 * kStrip];
+
+// Asks for the cache lines from `at` on, so many for each tile of depth.
+struct Ahead {
+  const char* at;
+  int64_t lines;
 };
 
-inline void prefetch_tile(const Strips& strips, int64_t tile, int64_t strip) {
-  const int64_t ahead = tile + std::min(kAhead, strips.tiles);
-  const char* pair = ahead < strips.tiles ? strips.first : strips.next - strips.tiles * kTileBytes;
-  const char* at = pair + strip * strips.bytes + ahead * kTileBytes;
-  for (int line = 0; line < kTileBytes; line += 64) _mm_prefetch(at + line, _MM_HINT_T0);
-}
+// One or two strips, the second behind the first.
+struct Strips {
+  const char* weight;
+  int64_t tiles;  // of depth
 
-// sums of kRowTiles x kStrips tiles → sums[row tile * 2 + strip]. kPrefetch: the weight comes from memory.
-template <int kRowTiles, int kStrips, bool kPrefetch>
-void multiply(const uint16_t* x, int64_t x_stride, const Strips& strips, float (*sums)[kTileRows * kStrip]) {
+  int64_t bytes() const { return tiles * kTileBytes; }
+};
+
+// x · strips → sums.
+template <int kRowTiles, int kStrips>
+void multiply(const uint16_t* x, int64_t x_stride, const Strips& strips, Ahead ahead, Sums& sums) {
+  constexpr int64_t kSumBytes = sizeof(sums[0]);
+  constexpr bool kLower = kRowTiles > 1, kRight = kStrips > 1;
   _tile_zero(0);
-  if constexpr (kStrips > 1) _tile_zero(1);
-  if constexpr (kRowTiles > 1) _tile_zero(2);
-  if constexpr (kRowTiles > 1 && kStrips > 1) _tile_zero(3);
+  if constexpr (kRight) _tile_zero(1);
+  if constexpr (kLower) _tile_zero(2);
+  if constexpr (kLower && kRight) _tile_zero(3);
   const int64_t x_bytes = x_stride * 2;
   const uint16_t* lower = x + kTileRows * x_stride;
   for (int64_t tile = 0; tile < strips.tiles; ++tile) {
-    const char* weight = strips.first + tile * kTileBytes;
-    if constexpr (kPrefetch) prefetch_tile(strips, tile, 0);
+    for (int64_t line = 0; line < ahead.lines; ++line) _mm_prefetch(ahead.at + line * kLine, _MM_HINT_T0);
+    ahead.at += ahead.lines * kLine;
+    const char* weight = strips.weight + tile * kTileBytes;
     _tile_loadd(6, weight, 64);
     _tile_loadd(4, x + tile * kTileDepth, x_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kStrips > 1) {
-      if constexpr (kPrefetch) prefetch_tile(strips, tile, 1);
-      _tile_loadd(7, weight + strips.bytes, 64);
+    if constexpr (kRight) {
+      _tile_loadd(7, weight + strips.bytes(), 64);
       _tile_dpbf16ps(1, 4, 7);
     }
-    if constexpr (kRowTiles > 1) {
+    if constexpr (kLower) {
       _tile_loadd(5, lower + tile * kTileDepth, x_bytes);
       _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kStrips > 1) _tile_dpbf16ps(3, 5, 7);
+      if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums[0], 64);
-  if constexpr (kStrips > 1) _tile_stored(1, sums[1], 64);
-  if constexpr (kRowTiles > 1) _tile_stored(2, sums[2], 64);
-  if constexpr (kRowTiles > 1 && kStrips > 1) _tile_stored(3, sums[3], 64);
+  _tile_stored(0, &sums[0][0], kSumBytes);
+  if constexpr (kRight) _tile_stored(1, &sums[0][kStrip], kSumBytes);
+  if constexpr (kLower) _tile_stored(2, &sums[kTileRows][0], kSumBytes);
+  if constexpr (kLower && kRight) _tile_stored(3, &sums[kTileRows][kStrip], kSumBytes);
 }
 
-// Rounds `rows` rows of one tile of sums into `columns` columns of out.
-void write(const float* sums, int64_t rows, const uint16_t* bias, uint16_t* out, int64_t out_stride, int64_t columns) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << columns) - 1);
-  __m512 added = _mm512_setzero_ps();
+__m512 widened(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
+
+// Rounds rows of sums into `columns` of out, of which there are 32 or fewer.
+void write(const Sums& sums, int64_t rows, const uint16_t* bias, uint16_t* out, int64_t out_stride, int64_t columns) {
+  const __mmask32 mask = columns < 32 ? (__mmask32{1} << columns) - 1 : ~__mmask32{0};
+  __m512 left = _mm512_setzero_ps(), right = left;
   if (bias) {
-    const __m256i stored = _mm256_maskz_loadu_epi16(mask, bias);
-    added = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(stored), 16));
+    const __m512i stored = _mm512_maskz_loadu_epi16(mask, bias);
+    left = widened(_mm512_castsi512_si256(stored));
+    right = widened(_mm512_extracti64x4_epi64(stored, 1));
   }
   for (int64_t row = 0; row < rows; ++row) {
-    __m512 sum = _mm512_load_ps(sums + row * kStrip);
-    if (bias) sum = _mm512_add_ps(sum, added);
-    _mm256_mask_storeu_epi16(out + row * out_stride, mask, (__m256i)_mm512_cvtneps_pbh(sum));
+    __m512 low = _mm512_load_ps(sums[row]), high = _mm512_load_ps(sums[row] + kStrip);
+    if (bias) low = _mm512_add_ps(low, left), high = _mm512_add_ps(high, right);
+    _mm512_mask_storeu_epi16(out + row * out_stride, mask, (__m512i)_mm512_cvtne2ps_pbh(high, low));
   }
 }
 
@@ -92,85 +99,93 @@ TileShapes shapes_of(int64_t rows) {
   return shapes;
 }
 
-struct Task {
-  const Linear& linear;
-  const uint16_t* x;  // of the chunk's first row
-  int64_t x_stride, row, rows;  // the chunk
-  int64_t strip, strips;        // one or two
-
-  Strips walk() const {
-    const int64_t tiles = (linear.depth + kTileDepth - 1) / kTileDepth;
-    const char* first = static_cast<const char*>(linear.weight) + strip * tiles * kTileBytes;
-    return {first, tiles * kTileBytes, tiles, first + 2 * tiles * kTileBytes};
+// Some rows of x, while strips pass.
+class Chunk {
+ public:
+  Chunk(const Linear& linear, int64_t row, int64_t rows)
+      : linear_(linear), tiles_((linear.depth + kTileDepth - 1) / kTileDepth), rows_(rows), stride_(linear.x_stride) {
+    x_ = static_cast<const uint16_t*>(linear.x) + row * stride_;
+    out_ = static_cast<uint16_t*>(linear.out) + row * linear.out_stride;
+    if (linear.depth % kTileDepth) {
+      x_ = padded_rows(x_, stride_, rows, linear.depth, tiles_ * kTileDepth);
+      stride_ = tiles_ * kTileDepth;
+      stores_are_done();
+    }
+    whole_ = shapes_of(kBlockRows);
+    rest_ = shapes_of(rows % kBlockRows);
+    load_shapes(rows < kBlockRows ? rest_ : whole_);
   }
-};
 
-template <bool kPrefetch>
-void block(const Task& task, const Strips& strips, int64_t row, int64_t rows) {
-  alignas(64) float sums[4][kTileRows * kStrip];
-  const uint16_t* x = task.x + row * task.x_stride;
-  if (rows > kTileRows) {
-    task.strips > 1 ? multiply<2, 2, kPrefetch>(x, task.x_stride, strips, sums)
-                    : multiply<2, 1, kPrefetch>(x, task.x_stride, strips, sums);
-  } else {
-    task.strips > 1 ? multiply<1, 2, kPrefetch>(x, task.x_stride, strips, sums)
-                    : multiply<1, 1, kPrefetch>(x, task.x_stride, strips, sums);
-  }
-  const Linear& linear = task.linear;
-  for (int64_t strip = 0; strip < task.strips; ++strip) {
-    const int64_t column = (task.strip + strip) * kStrip;
-    const int64_t columns = std::min<int64_t>(linear.outputs - column, kStrip);
-    const uint16_t* bias = linear.bias ? static_cast<const uint16_t*>(linear.bias) + column : nullptr;
-    for (int64_t from = 0; from < rows; from += kTileRows) {
-      uint16_t* out = static_cast<uint16_t*>(linear.out) + (task.row + row + from) * linear.out_stride + column;
-      const float* sum = sums[(from ? 2 : 0) + strip];
-      write(sum, std::min<int64_t>(rows - from, kTileRows), bias, out, linear.out_stride, columns);
+  // The pair of strips from `strip` on, or the last one.
+  void multiply_pair(int64_t strip) const {
+    const Strips strips{static_cast<const char*>(linear_.weight) + strip * tiles_ * kTileBytes, tiles_};
+    const int64_t blocks = (rows_ + kBlockRows - 1) / kBlockRows;
+    if (blocks == 1) return block(strip, strips, 0, soon(strip, strips));
+    const bool two_shapes = rows_ % kBlockRows != 0;
+    if (two_shapes) load_shapes(whole_);
+    Ahead ahead = next_pair(strip, strips, blocks);
+    for (int64_t at = 0; at < blocks; ++at, ahead.at += ahead.lines * kLine * tiles_) {
+      if (two_shapes && at + 1 == blocks) load_shapes(rest_);
+      block(strip, strips, at * kBlockRows, ahead);
     }
   }
-}
 
-// All rows of a chunk with one strip or two. The first block brings the strips into the cache.
-void multiply_chunk(const Task& task, const TileShapes& whole, const TileShapes& rest) {
-  const Strips strips = task.walk();
-  const int64_t whole_rows = task.rows - task.rows % kBlockRows;
-  if (whole_rows) {
-    if (whole_rows < task.rows) load_shapes(whole);
-    block<true>(task, strips, 0, kBlockRows);
-    for (int64_t row = kBlockRows; row < whole_rows; row += kBlockRows) block<false>(task, strips, row, kBlockRows);
-    if (whole_rows == task.rows) return;
-    load_shapes(rest);
-    block<false>(task, strips, whole_rows, task.rows - whole_rows);
-  } else {
-    block<true>(task, strips, 0, task.rows);
+ private:
+  // Where one block is all: a few tiles further in the strips themselves, which lie in the order in which they are read.
+  Ahead soon(int64_t strip, const Strips& strips) const {
+    const bool both = strip + 1 < linear_.strips();
+    return {strips.weight + kAhead * (both ? 2 : 1) * kTileBytes, (both ? 2 : 1) * kTileBytes / kLine};
   }
+
+  // Where there are several: the next pair, a piece in each block.
+  Ahead next_pair(int64_t strip, const Strips& strips, int64_t blocks) const {
+    if (strip + 2 >= linear_.strips()) return {nullptr, 0};
+    return {strips.weight + 2 * strips.bytes(), (2 * kTileBytes / kLine + blocks - 1) / blocks};
+  }
+
+  void block(int64_t strip, const Strips& strips, int64_t row, Ahead ahead) const {
+    alignas(64) Sums sums;
+    const int64_t rows = std::min<int64_t>(rows_ - row, kBlockRows);
+    const uint16_t* x = x_ + row * stride_;
+    const int64_t column = strip * kStrip, columns = std::min<int64_t>(linear_.outputs - column, 2 * kStrip);
+    uint16_t* out = out_ + row * linear_.out_stride + column;
+    for (int64_t at = 0; at < rows; ++at) __builtin_prefetch(out + at * linear_.out_stride, 1);
+    const bool pair = strip + 1 < linear_.strips();
+    if (rows > kTileRows) {
+      pair ? multiply<2, 2>(x, stride_, strips, ahead, sums) : multiply<2, 1>(x, stride_, strips, ahead, sums);
+    } else {
+      pair ? multiply<1, 2>(x, stride_, strips, ahead, sums) : multiply<1, 1>(x, stride_, strips, ahead, sums);
+    }
+    const uint16_t* bias = linear_.bias ? static_cast<const uint16_t*>(linear_.bias) + column : nullptr;
+    write(sums, rows, bias, out, linear_.out_stride, columns);
+  }
+
+  const Linear& linear_;
+  const int64_t tiles_, rows_;
+  int64_t stride_;
+  const uint16_t* x_;
+  uint16_t* out_;
+  TileShapes whole_, rest_;
+};
+
+// Rows of a chunk: as many as the cache holds, fewer where the parts would not find enough to do.
+int64_t chunk_rows(const Linear& linear, int64_t pairs, int64_t parts) {
+  const int64_t row_bytes = linear.depth * 2;
+  int64_t chunks = std::max<int64_t>((linear.rows * row_bytes + kChunkBytes - 1) / kChunkBytes, 1);
+  while (chunks * pairs < 4 * parts && linear.rows / chunks > 2 * kBlockRows) chunks *= 2;
+  const int64_t rows = (linear.rows + chunks - 1) / chunks;
+  return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;
 }
 
 }  // namespace
 
 void linear_bf16_tiles(const Linear& linear, Part part) {
-  const int64_t pairs = (linear.strips() + 1) / 2, chunks = (linear.rows + kChunkRows - 1) / kChunkRows;
-  const int64_t padded = (linear.depth + kTileDepth - 1) / kTileDepth * kTileDepth;
-  const Span span = share(chunks * pairs, part);
-  const TileShapes whole = shapes_of(kBlockRows);
-  TileShapes rest;
-  Task task{linear, nullptr, linear.x_stride, 0, 0, 0, 0};
-  for (int64_t at = span.begin, chunk = -1; at < span.end; ++at) {
-    if (at / pairs != chunk) {
-      chunk = at / pairs;
-      task.row = chunk * kChunkRows;
-      task.rows = std::min<int64_t>(linear.rows - task.row, kChunkRows);
-      task.x = static_cast<const uint16_t*>(linear.x) + task.row * linear.x_stride;
-      if (padded != linear.depth) {
-        task.x = padded_rows(task.x, linear.x_stride, task.rows, linear.depth, padded);
-        task.x_stride = padded;
-        stores_are_done();
-      }
-      rest = shapes_of(task.rows % kBlockRows);
-      load_shapes(task.rows >= kBlockRows ? whole : rest);
-    }
-    task.strip = at % pairs * 2;
-    task.strips = std::min<int64_t>(linear.strips() - task.strip, 2);
-    multiply_chunk(task, whole, rest);
+  const int64_t pairs = (linear.strips() + 1) / 2, rows = chunk_rows(linear, pairs, part.count);
+  const Span span = share((linear.rows + rows - 1) / rows * pairs, part);
+  for (int64_t at = span.begin; at < span.end;) {
+    const int64_t row = at / pairs * rows, end = std::min(span.end, (at / pairs + 1) * pairs);
+    const Chunk chunk(linear, row, std::min(linear.rows - row, rows));
+    for (; at < end; ++at) chunk.multiply_pair(at % pairs * 2);
   }
   _tile_release();
 }
