@@ -15,13 +15,18 @@ namespace {
 struct Step {
   Kernel kernel;
   int64_t most_parts;
-  bool alone;  // this step and the one before it have one part each: the same thread does both, nobody waits between
+};
+
+// How far a replay is with a step. On a cache line of its own.
+struct alignas(64) Progress {
+  std::atomic<int> claimed{0}, done{0};  // parts
 };
 
 struct Recording {
   std::vector<Step> steps;
   std::vector<std::shared_ptr<void>> kept;
   std::shared_ptr<void> pool;
+  std::unique_ptr<Progress[]> progress;  // of each step
 };
 
 thread_local std::unique_ptr<Recording> current;
@@ -35,42 +40,43 @@ void run_parts(const Kernel& kernel, int parts, int thread, int team) {
   for (int index = thread; index < parts; index += team) kernel({index, parts});
 }
 
-// All threads of a team wait for one another. Who has waited long gives its core away: other processes want it too.
-class Barrier {
- public:
-  void wait(int team) {
-    const unsigned round = round_.load(std::memory_order_acquire);
-    if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == team) {
-      waiting_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-      if (spins < kSpins) {
-        _mm_pause();
-      } else {
-        sched_yield();
-      }
+// Who has waited long gives its core away: other processes want it too.
+void wait_until(const std::atomic<int>& done, int parts) {
+  constexpr int kSpins = 2000;  // about 100 µs
+  for (int spins = 0; done.load(std::memory_order_acquire) < parts; ++spins) {
+    if (spins < kSpins) {
+      _mm_pause();
+    } else {
+      sched_yield();
     }
   }
+}
 
- private:
-  static constexpr int kSpins = 2000;  // about 100 µs
-  alignas(64) std::atomic<int> waiting_{0};
-  alignas(64) std::atomic<unsigned> round_{0};
-};
+// Each thread goes through all steps, takes what parts nobody has taken, and waits for those that are taken. So a
+// thread that the system has put aside holds nobody up unless it is in the middle of a part: the others do its work.
+void walk(const Recording& recording, int threads) {
+  const std::vector<Step>& steps = recording.steps;
+  for (size_t index = 0; index < steps.size(); ++index) {
+    Progress& progress = recording.progress[index];
+    const int parts = parts_of(steps[index].most_parts, threads);
+    if (progress.claimed.load(std::memory_order_relaxed) < parts) {
+      for (int part; (part = progress.claimed.fetch_add(1, std::memory_order_relaxed)) < parts;) {
+        steps[index].kernel({part, parts});
+        progress.done.fetch_add(1, std::memory_order_release);
+      }
+    }
+    wait_until(progress.done, parts);
+  }
+}
 
 void replay(const Recording& recording) {
   const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  Barrier barrier;
-#pragma omp parallel num_threads(threads)
-  {
-    const int thread = omp_get_thread_num(), team = omp_get_num_threads();
-    for (const Step& step : recording.steps) {
-      if (team > 1 && !step.alone) barrier.wait(team);
-      run_parts(step.kernel, parts_of(step.most_parts, threads), thread, team);
-    }
+  for (size_t index = 0; index < recording.steps.size(); ++index) {
+    recording.progress[index].claimed.store(0, std::memory_order_relaxed);
+    recording.progress[index].done.store(0, std::memory_order_relaxed);
   }
+#pragma omp parallel num_threads(threads)
+  walk(recording, threads);
 }
 
 }  // namespace
@@ -83,10 +89,7 @@ void launch(Kernel kernel, int64_t most_parts) {
 #pragma omp parallel num_threads(parts)
     run_parts(kernel, parts, omp_get_thread_num(), omp_get_num_threads());
   }
-  if (current) {
-    const bool alone = current->steps.empty() || (most_parts <= 1 && current->steps.back().most_parts <= 1);
-    current->steps.push_back({std::move(kernel), most_parts, alone});
-  }
+  if (current) current->steps.push_back({std::move(kernel), most_parts});
 }
 
 std::shared_ptr<void>* recording_pool() { return current ? &current->pool : nullptr; }
@@ -108,7 +111,12 @@ __attribute__((visibility("default"))) int minisgl_record_begin() {
 }
 
 // nullptr where this thread does not record.
-__attribute__((visibility("default"))) void* minisgl_record_end() { return minisgl::current.release(); }
+__attribute__((visibility("default"))) void* minisgl_record_end() {
+  if (minisgl::current) {
+    minisgl::current->progress = std::make_unique<minisgl::Progress[]>(minisgl::current->steps.size());
+  }
+  return minisgl::current.release();
+}
 
 __attribute__((visibility("default"))) int64_t minisgl_steps(const void* recording) {
   return static_cast<int64_t>(static_cast<const minisgl::Recording*>(recording)->steps.size());

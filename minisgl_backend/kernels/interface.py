@@ -1,0 +1,72 @@
+"""What layers ask of kernels beside their products: one set of functions for each kind of device.
+
+`torch_kernels.py` holds the reference, which runs everywhere; `native/kernels.py` those of our own for a CPU. Chosen
+once per engine and passed to the layers when a model is built. All outputs are new tensors, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from minisgl_backend.kernels.activation import GatedActivation
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary angles of the tokens of one step."""
+
+    cos: Tensor  # [tokens, 1, rotary_dim / 2] fp32, times the attention factor
+    sin: Tensor
+    interleaved: bool = False  # see apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPreparation:
+    """What becomes of queries and keys before they meet: RMS norms of each head, then rotation."""
+
+    kernels: Kernels
+    rotation: Rotation | None  # None: none
+    q_norm: Tensor | None = (
+        None  # [head_dim], in the model's dtype or in fp32 (see `rms_norm`); both are there, or none
+    )
+    k_norm: Tensor | None = None
+    eps: float = 0.0  # of the norms
+
+    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q [tokens, heads, head_dim], k [tokens, kv_heads, head_dim] → the same shapes. May be the ones given."""
+        return self.kernels.prepare_heads(q, k, self)
+
+
+class Kernels(Protocol):
+    """See the module. Vectors may have gaps between them, not in them."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See kernels/norm.py. x [tokens, size] or [tokens, heads, size]."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x, added [tokens, size] without gaps → x + added, rms_norm(x + added)."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x, y of one shape, without gaps → x + y."""
+        ...
+
+    def gated(self, activation: str) -> GatedActivation:
+        """By the field `activation` of a ModelSpec."""
+        ...
+
+    def prepare_heads(self, q: Tensor, k: Tensor, preparation: HeadPreparation) -> tuple[Tensor, Tensor]:
+        """See HeadPreparation."""
+        ...
+
+    def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
+        """table [rows, size], index [n] int64 → [n, size]: table[index] · factor. Raises IndexError."""
+        ...
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """tanh(x / cap) · cap. x without gaps."""
+        ...

@@ -1,0 +1,51 @@
+"""The torch reference of the layers' kernels, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minisgl_backend.kernels.activation import GATED_ACTIVATIONS, GatedActivation
+from minisgl_backend.kernels.interface import HeadPreparation
+from minisgl_backend.kernels.norm import rms_norm
+from minisgl_backend.kernels.rotary import apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKernels:
+    """See Kernels."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + added
+        return total, rms_norm(total, weight, eps)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def gated(self, activation: str) -> GatedActivation:
+        return GATED_ACTIVATIONS[activation]
+
+    def prepare_heads(self, q: Tensor, k: Tensor, preparation: HeadPreparation) -> tuple[Tensor, Tensor]:
+        rotation, eps = preparation.rotation, preparation.eps
+        if preparation.q_norm is not None and preparation.k_norm is not None:
+            q, k = rms_norm(q, preparation.q_norm, eps), rms_norm(k, preparation.k_norm, eps)
+        if rotation is None:
+            return q, k
+        cos, sin, interleaved = rotation.cos, rotation.sin, rotation.interleaved
+        return apply_rotary(q, cos, sin, interleaved=interleaved), apply_rotary(k, cos, sin, interleaved=interleaved)
+
+    def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
+        rows = table[index]
+        return rows if factor == 1.0 else rows.mul_(factor)
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return torch.tanh(x / cap) * cap
+
+
+TORCH_KERNELS = TorchKernels()
+"""Stateless."""
