@@ -1,0 +1,138 @@
+"""The native attention backend: kernels of our own for a CPU, for all rows of a step in one operator per layer.
+
+Where it stands in the flow: like the torch backend, begun once a step, then asked by every layer. Kernels read starts,
+lengths and page tables from memory when they run, so a step that is recorded once can be replayed over tensors that
+are written anew for each step (`NativeStepAttention` over static ones).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl_backend.attention.interface import AttentionVariant, StepRows
+from minisgl_backend.kvpool.paged import PagedKvPool
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def native_obstacle(pool: PagedKvPool) -> str:
+    """Why the kernels can not serve a pool; empty: they can."""
+    k_pages, _ = pool.layer(0)
+    head_dim = k_pages.shape[3]
+    if k_pages.device.type != "cpu":
+        return f"they are for a CPU, not for {k_pages.device.type}"
+    if head_dim % 16 or not 16 <= head_dim <= 256:
+        return f"head_dim is {head_dim}, and they take 16, 32, 48 … 256"
+    if k_pages.dtype not in _DTYPES:
+        return f"keys and values are {k_pages.dtype}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRows:
+    """The rows of a step as kernels read them: int64 tensors without gaps. A recording keeps reading these very ones.
+
+    Row i computes positions starts[i] … starts[i] + lengths[i] - 1; its first token is number begins[i] of the batch.
+    """
+
+    starts: Tensor  # [rows]
+    lengths: Tensor  # [rows]
+    begins: Tensor  # [rows]
+    page_tables: Tensor  # [rows, n], as in StepRows
+    places: Tensor  # [tokens]: page · page_size + offset, where each token's keys and values go
+    singles: Tensor  # [m]: indices of the rows of one token
+    chunks: Tensor  # [m]: of the others
+
+
+def decode_rows(starts: Tensor, page_tables: Tensor) -> NativeRows:
+    """Of a step of decode rows alone, over the caller's tensors: starts [rows], page_tables [rows, n], int64, without
+    gaps. `NativeAttention.place` must run before a step's first layer, in the recording too.
+    """
+    rows = starts.shape[0]
+    index = torch.arange(rows)
+    return NativeRows(
+        starts,
+        torch.ones(rows, dtype=torch.int64),
+        index,
+        page_tables,
+        torch.empty(rows, dtype=torch.int64),
+        index,
+        torch.empty(0, dtype=torch.int64),
+    )
+
+
+class NativeAttention:
+    """Reads and writes one pool. Holds no state between steps."""
+
+    def __init__(self, pool: PagedKvPool, variants: Sequence[AttentionVariant], ops: Any) -> None:
+        """variants: of each layer. ops: of a native library. The pool has no `native_obstacle`."""
+        assert not (obstacle := native_obstacle(pool)), obstacle
+        self._pool = pool
+        self._variants = tuple(variants)
+        self._ops = ops
+
+    def begin(self, rows: StepRows) -> NativeStepAttention:
+        """See AttentionBackend."""
+        lengths = np.ascontiguousarray(rows.lengths, np.int64)
+        native = NativeRows(
+            starts=torch.from_numpy(np.ascontiguousarray(rows.starts, np.int64)),
+            lengths=torch.from_numpy(lengths),
+            begins=torch.from_numpy(np.cumsum(lengths) - lengths),
+            page_tables=rows.page_tables.contiguous(),
+            places=torch.empty(int(lengths.sum()), dtype=torch.int64),
+            singles=torch.from_numpy(np.flatnonzero(lengths == 1)),
+            chunks=torch.from_numpy(np.flatnonzero(lengths > 1)),
+        )
+        return self.step(native)
+
+    def step(self, rows: NativeRows) -> NativeStepAttention:
+        """A step over the caller's tensors, which it fills the places of: one launch, that of `place`."""
+        self.place(rows)
+        return NativeStepAttention(self._pool, self._variants, self._ops, rows)
+
+    def place(self, rows: NativeRows) -> None:
+        """Computes where the rows' tokens go. Mutates rows.places."""
+        self._ops.fill_places(
+            rows.places, rows.starts, rows.lengths, rows.begins, rows.page_tables, self._pool.page_size
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStepAttention:
+    """See StepAttention."""
+
+    pool: PagedKvPool
+    variants: tuple[AttentionVariant, ...]  # of each layer
+    ops: Any
+    rows: NativeRows
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """See StepAttention."""
+        self.ops.write_kv(*self.pool.layer(layer), k, v, self.rows.places)
+        return self.attend_written(layer, q, sinks)
+
+    def attend_written(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """The same where the step's keys and values are in their places already: whoever rotated them wrote them."""
+        variant, rows = self.variants[layer], self.rows
+        assert (sinks is not None) == variant.sinks, f"layer {layer}: sinks are given, or declared, but not both"
+        out: Tensor = self.ops.attend(
+            q,
+            *self.pool.layer(layer),
+            rows.starts,
+            rows.lengths,
+            rows.begins,
+            rows.page_tables,
+            rows.singles,
+            rows.chunks,
+            variant.scale,
+            variant.window,
+            variant.softcap,
+            sinks,
+        )
+        return out.flatten(1)
