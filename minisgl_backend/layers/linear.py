@@ -26,3 +26,25 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class PackedProduct(Protocol):
+    """The operator `linear` of a native library; kernels/native/packed.py has the layout."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """See LinearOp. weight: packed; bias [outputs] of the same dtype, which x has too.
+
+    A row's numbers do not depend on how many rows there are: sums run over depth in one order.
+    """
+
+    product: PackedProduct
+    weight: Tensor
+    outputs: int
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias, self.outputs)
