@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from minisgl_backend.kernels.interface import HeadPreparation
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
@@ -40,8 +42,17 @@ class AttentionVariant:
 class StepAttention(Protocol):
     """Attention of one step; dropped when the step is done."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Writes k and v of all rows into the layer's pages, then lets every row attend to its own positions.
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None = None,
+        preparation: HeadPreparation | None = None,
+    ) -> Tensor:
+        """Prepares q and k, if there is a preparation, writes k and v of all rows into the layer's pages, then lets
+        every row attend to its own positions.
 
         q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], all in the pool's dtype
         → [tokens, heads · head_dim]. Mutates the pool. sinks [heads]: a logit of each head that takes part in the

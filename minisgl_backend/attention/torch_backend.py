@@ -31,6 +31,7 @@ from minisgl_backend.attention.step_views import (
 )
 from minisgl_backend.kernels.blocked_attention import BlockedAttention
 from minisgl_backend.kernels.finite import broken_vectors
+from minisgl_backend.kernels.interface import HeadPreparation
 from minisgl_backend.kernels.paged_kv import gather_pages, write_kv
 from minisgl_backend.kvpool.paged import PagedKvPool
 
@@ -90,8 +91,18 @@ class TorchStepAttention:
     places: Tensor  # [tokens] int64
     views: dict[tuple[int, bool], StepView]  # by _kind
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None = None,
+        preparation: HeadPreparation | None = None,
+    ) -> Tensor:
         """See StepAttention."""
+        if preparation is not None:
+            q, k = preparation(q, k)
         k_pages, v_pages = self.pool.layer(layer)
         write_kv(k_pages, v_pages, k, v, self.places)
         variant = self.variants[layer]

@@ -64,7 +64,7 @@ class Kernels(Protocol):
         ...
 
     def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
-        """table [rows, size], index [n] int64 → [n, size]: table[index] · factor. Raises IndexError."""
+        """table [rows, size], index [n] int32 or int64 → [n, size]: table[index] · factor. Raises IndexError."""
         ...
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import StepAttention
+from minisgl_backend.kernels.interface import HeadPreparation, Kernels, Rotation
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.linear import LinearOp
 from minisgl_backend.layers.norm import RmsNorm
-from minisgl_backend.layers.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SelfAttention:
     o: LinearOp
     norms: QkNorms | None = None
     sinks: Tensor | None = None  # see StepAttention.attend
+    kernels: Kernels = TORCH_KERNELS
 
     def __call__(self, x: Tensor, rotation: Rotation | None, attention: StepAttention) -> Tensor:
         """rotation: at the tokens' positions; None: this layer has none. attention: of this step."""
@@ -44,8 +46,10 @@ class SelfAttention:
             q, k = self.norms.q(q), self.norms.k(k)
         shape = (x.shape[0], -1, self.head_dim)
         q, k, v = q.view(shape), k.view(shape), v.view(shape)
-        if self.norms is not None and self.norms.each_head:
-            q, k = self.norms.q(q), self.norms.k(k)
-        if rotation is not None:
-            q, k = rotation(q), rotation(k)
-        return self.o(attention.attend(self.layer, q, k, v, self.sinks))
+        return self.o(attention.attend(self.layer, q, k, v, self.sinks, self._preparation(rotation)))
+
+    def _preparation(self, rotation: Rotation | None) -> HeadPreparation | None:
+        norms = self.norms if self.norms is not None and self.norms.each_head else None
+        if norms is not None:
+            return HeadPreparation(self.kernels, rotation, norms.q.weight, norms.k.weight, norms.q.eps)
+        return None if rotation is None else HeadPreparation(self.kernels, rotation)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from minisgl_backend.kernels.interface import Kernels
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 
 
 class EmbeddingOp(Protocol):
@@ -23,7 +25,7 @@ class Embedding:
 
     weight: Tensor
     scale: float = 1.0
+    kernels: Kernels = TORCH_KERNELS
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        vectors = F.embedding(tokens, self.weight)
-        return vectors if self.scale == 1.0 else vectors.mul_(self.scale)
+        return self.kernels.take_rows(self.weight, tokens, self.scale)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from minisgl_backend.kernels.norm import rms_norm
+from minisgl_backend.kernels.interface import Kernels
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class RmsNorm:
 
     weight: Tensor
     eps: float
+    kernels: Kernels = TORCH_KERNELS
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def after_add(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """x, added [tokens, size] → x + added, and the norm of that."""
+        return self.kernels.add_rms_norm(x, added, self.weight, self.eps)

@@ -8,21 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minisgl_backend.kernels.rotary import apply_rotary
+from minisgl_backend.kernels.interface import Kernels, Rotation
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 
 _BLOCK_POSITIONS = 8192  # of a table under construction: 16 MiB of fp64 for 128 rotated dimensions
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Of the tokens of one step. x [tokens, heads, head_dim] → rotated, a new tensor."""
-
-    cos: Tensor  # [tokens, 1, rotary_dim / 2] fp32, times the attention factor
-    sin: Tensor
-    interleaved: bool = False  # see apply_rotary
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return apply_rotary(x, self.cos, self.sin, interleaved=self.interleaved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +24,12 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
     interleaved: bool = False
+    kernels: Kernels = TORCH_KERNELS
 
     def at(self, positions: Tensor) -> Rotation:
         """positions [tokens] int64."""
-        return Rotation(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1), self.interleaved)
+        cos, sin = (self.kernels.take_rows(table, positions).unsqueeze(1) for table in (self.cos, self.sin))
+        return Rotation(cos, sin, self.interleaved)
 
 
 def build_rotary_table(
@@ -48,6 +39,7 @@ def build_rotary_table(
     *,
     attention_factor: float = 1.0,
     interleaved: bool = False,
+    kernels: Kernels = TORCH_KERNELS,
 ) -> RotaryTable:
     """frequencies: radians per position of each pair of dimensions. attention_factor: cos and sin are multiplied by it.
 
@@ -61,4 +53,4 @@ def build_rotary_table(
         angles = torch.outer(torch.arange(block.start, block.stop, dtype=torch.float64), per_position)
         cos[block] = (angles.cos() * attention_factor).float()
         sin[block] = (angles.sin() * attention_factor).float()
-    return RotaryTable(cos, sin, interleaved)
+    return RotaryTable(cos, sin, interleaved, kernels)

@@ -176,17 +176,21 @@ def _prune(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def main() -> int:
     """Builds for this machine. No compiler is not an error: the engine then runs on torch alone."""
     level = best_level()
-    say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731, T201
     if level is None:
-        say(f"this processor has none of {', '.join(level.name for level in LEVELS)}: no kernels of our own")
+        _say(f"this processor has none of {', '.join(level.name for level in LEVELS)}: no kernels of our own")
         return 0
     try:
-        build(level, Path(sys.argv[1]), say)
+        build(level, Path(sys.argv[1]), _say)
     except CompilerMissing as error:
-        say(f"{error}: no kernels of our own; the engine runs on torch alone, several times slower")
+        _say(f"{error}: no kernels of our own; the engine runs on torch alone, several times slower")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class NativeKernels:
 
 
 def prepare_and_write(
-    library: Library,
+    ops: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -63,10 +64,10 @@ def prepare_and_write(
 ) -> Tensor:
     """HeadPreparation and `write_kv` in one launch: keys go from the projection to their places at once → q, prepared.
 
-    q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]; pages: of keys and of values, and places: see
-    write_kv. Mutates the pages.
+    ops: of a native library. q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]. pages: of keys and of
+    values; they and places: see write_kv. Mutates the pages.
     """
-    out: Tensor = library.ops.rotate_and_write.default(q, k, v, *_settings(preparation), *pages, places)
+    out: Tensor = ops.rotate_and_write.default(q, k, v, *_settings(preparation), *pages, places)
     return out
 
 

@@ -72,4 +72,4 @@ def _tiles_granted() -> bool:
     """arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA), of Linux 5.16 on: without it the first tile ends the process."""
     if platform.machine() != "x86_64":
         return False
-    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+    return bool(ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0)

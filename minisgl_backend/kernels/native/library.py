@@ -18,7 +18,7 @@ class Library:
     """One level's kernels, loaded. Recordings are those of src/launch.h, by their address; see recording.py."""
 
     def __init__(self, level: Level, path: Path) -> None:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         self.level = level
         self.ops: Any = getattr(torch.ops, level.namespace)
         self._c = ctypes.CDLL(str(path))

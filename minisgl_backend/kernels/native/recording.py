@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minisgl_backend.kernels.native.library import Library
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+Output = TypeVar("Output")
 
 
 class NotRecordable(Exception):
@@ -45,13 +48,13 @@ class Recording:
     def __enter__(self) -> Self:
         assert not self._handle, "recorded already"
         self._library.record_begin()
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._mode.__exit__(kind, error, trace)
+        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         handle = self._library.record_end()
         self._free = weakref.finalize(self, self._library.free, handle)
         self._handle = handle
@@ -75,14 +78,25 @@ class Recording:
         self._mode.held.clear()
 
 
-class _OnlyNative(TorchDispatchMode):
+def record(library: Library, work: Callable[[], Output]) -> tuple[Recording, Output]:
+    """Runs work and records it → the recording, and what work returned, whose tensors each replay writes anew.
+
+    Raises NotRecordable; then nothing is kept of the recording.
+    """
+    recording = Recording(library)
+    with recording:
+        out = work()
+    return recording, out
+
+
+class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets through native operators, views and allocations; of anything else it raises NotRecordable.
 
     `held`: tensors that native calls were given and did not make themselves.
     """
 
     def __init__(self, namespace: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._namespace = namespace
         self._made: set[int] = set()  # addresses of what native calls made, which the recording's pool holds
         self.held: dict[int, Tensor] = {}

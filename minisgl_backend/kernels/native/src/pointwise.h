@@ -62,8 +62,17 @@ struct Places {
 void rotate(Dtype dtype, Rotary rotary, Vectors q, NormWeight q_norm, void* q_out, Vectors k, NormWeight k_norm,
             Places k_out, Vectors v, Places v_out);
 
-// out [n, size] = table[index[i], :] · factor. table: outer vectors without gaps, `inner` is 1.
-void take_rows(Dtype dtype, Vectors table, const int64_t* index, int64_t n, float factor, void* out);
+// n numbers of rows, in int32 or int64.
+struct Index {
+  const void* data;
+  bool wide;
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// out [n, size] = table[index[i], :] · factor. table: `inner` is 1.
+void take_rows(Dtype dtype, Vectors table, Index index, int64_t n, float factor, void* out);
 
 // out = x + y, n numbers.
 void add(Dtype dtype, const void* x, const void* y, int64_t n, void* out);

@@ -138,8 +138,10 @@ Tensor rotate_and_write(const Tensor& q, const Tensor& k, const Tensor& v, const
 Tensor take_rows_op(const Tensor& table, const Tensor& index, double factor) {
   const char* op = "take_rows";
   TORCH_CHECK(table.dim() == 2 && index.dim() == 1, op, ": table", table.sizes(), ", index", index.sizes());
-  TORCH_CHECK(index.scalar_type() == at::kLong && index.is_contiguous(), op, ": the index is int64 without gaps");
-  const auto* rows = index.const_data_ptr<int64_t>();
+  const bool wide = index.scalar_type() == at::kLong;
+  TORCH_CHECK((wide || index.scalar_type() == at::kInt) && index.is_contiguous(), op,
+              ": the index is int32 or int64, without gaps");
+  const Index rows{index.const_data_ptr(), wide};
   for (int64_t i = 0; i < index.numel(); ++i) {
     TORCH_CHECK_INDEX(0 <= rows[i] && rows[i] < table.size(0), op, ": row ", rows[i], " of ", table.size(0));
   }

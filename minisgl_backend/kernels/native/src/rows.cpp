@@ -3,7 +3,7 @@
 
 namespace minisgl {
 
-void take_rows(Dtype dtype, Vectors table, const int64_t* index, int64_t n, float factor, void* out) {
+void take_rows(Dtype dtype, Vectors table, Index index, int64_t n, float factor, void* out) {
   by_dtype(dtype, [=](auto kind) {
     using T = decltype(kind);
     const auto kernel = [=](Part part) {
