@@ -110,18 +110,26 @@ class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **(kwargs or {}))
             self._made.update(_address(tensor) for tensor in _tensors((out,)) if _address(tensor) not in self.held)
             return out
-        if func.is_view or func.namespace == "prim":
-            return func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            raise NotRecordable(f"{func} is no native call")
+        out = func(*args, **(kwargs or {}))
         if func._schema.name.removeprefix("aten::") in _ALLOCATIONS:
-            out = func(*args, **(kwargs or {}))
             self._hold(out)
-            return out
-        raise NotRecordable(f"{func} is no native call")
+        elif not _is_view(out, args):  # by what it did: reshape and contiguous may copy, and then they are none
+            raise NotRecordable(f"{func} is no native call")
+        return out
 
     def _hold(self, tensor: Tensor) -> None:
         address = _address(tensor)
         if address not in self._made:
             self.held.setdefault(address, tensor)
+
+
+def _is_view(out: Any, args: Sequence[Any]) -> bool:
+    """Whether out is tensors, all in the memory of args."""
+    tensors = list(_tensors((out,)))
+    given = {_address(tensor) for tensor in _tensors(args)}
+    return bool(tensors) and all(_address(tensor) in given for tensor in tensors)
 
 
 def _address(tensor: Tensor) -> int:
