@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl_backend.kernels.activation import GATED_ACTIVATIONS
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, experts_op
 from minisgl_backend.layers.mlp import GatedMlp
 from minisgl_backend.layers.moe import Router, SharedExpert, SparseMlp
@@ -49,7 +48,7 @@ def _shared(moe: MoeSpec, spec: ModelSpec, names: WeightNames, weights: Weights,
     mlp = GatedMlp(
         weights.linear([f"{at}.{names.shared_gate}", f"{at}.{names.shared_up}"], bias=False),
         weights.linear([f"{at}.{names.shared_down}"], bias=False),
-        GATED_ACTIVATIONS[spec.activation],
+        weights.kernels.gated(spec.activation),
     )
     switch = weights.plain_linear([f"{at}.{names.shared_switch}"], bias=False) if moe.shared_gate else None
     return SharedExpert(mlp, switch)

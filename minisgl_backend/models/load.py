@@ -5,14 +5,17 @@ Where it stands in the flow: called once by the worker. Names and shapes are che
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from minisgl_backend.config import Quantization
-from minisgl_backend.kernels.activation import GATED_ACTIVATIONS
+from minisgl_backend.kernels.interface import Kernels
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.attention import QkNorms, SelfAttention
+from minisgl_backend.layers.linear import PackedProduct
 from minisgl_backend.layers.mlp import GatedMlp, Mlp
 from minisgl_backend.layers.norm import RmsNorm
 from minisgl_backend.layers.rotary import RotaryTable, build_rotary_table
@@ -21,13 +24,24 @@ from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
 from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
+from minisgl_backend.models.packed_file import open_packed, packed_path
 from minisgl_backend.models.quantization import check_quantization
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
 from minisgl_backend.models.weight_names import WeightNames
-from minisgl_backend.models.weights import Weights
+from minisgl_backend.models.weights import NativeProducts, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLoad:
+    """What a load with native kernels is given beside the model."""
+
+    kernels: Kernels  # of the layers
+    product: PackedProduct  # `linear` of a native library
+    cache: Path  # the folder where packed weights are kept
+    progress: Callable[[str], None]  # gets a line where weights are packed
 
 
 def load_model(
@@ -37,9 +51,20 @@ def load_model(
     dtype: torch.dtype,
     context_tokens: int,
     quantization: Quantization = "none",
+    native: NativeLoad | None = None,
 ) -> Decoder:
-    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported."""
-    return build_decoder(spec, open_source(spec, path), device, dtype, context_tokens, quantization)
+    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported.
+
+    native: makes dense products and what lies between them native, for the CPU.
+    """
+    source = open_source(spec, path)
+    if native is None:
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization)
+    kept = packed_path(native.cache, path, dtype, quantization)
+    with open_packed(kept, native.progress) as store:
+        # What is packed is read from a source of its own: the pages that it has mapped are let go of with it.
+        products = NativeProducts(native.kernels, native.product, store, open_source(spec, path))
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization, products)
 
 
 def open_source(spec: ModelSpec, path: Path) -> TensorSource:
@@ -54,6 +79,7 @@ def build_decoder(
     dtype: torch.dtype,
     context_tokens: int,
     quantization: Quantization = "none",
+    native: NativeProducts | None = None,
 ) -> Decoder:
     """Checks every tensor's name and shape, then reads them one by one; see Weights.
 
@@ -62,7 +88,7 @@ def build_decoder(
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
     check_quantization(quantization, spec, gguf=isinstance(source, GgufTensors))
-    weights = Weights(source, device, dtype, quantization)
+    weights = Weights(source, device, dtype, quantization, native)
     return _Builder(spec, FAMILIES[spec.architecture].names, weights).decoder(context_tokens)
 
 
@@ -73,15 +99,17 @@ class _Builder:
     weights: Weights
 
     def decoder(self, context_tokens: int) -> Decoder:
-        spec, names, device = self.spec, self.names, self.weights.device
-        embedding, tied_head = self.weights.embedding(names.embedding, self._embedding_scale())
+        spec, names, device, kernels = self.spec, self.names, self.weights.device, self.weights.kernels
+        tied = spec.tie_embeddings
+        embedding, tied_head = self.weights.embedding(names.embedding, self._embedding_scale(), tied=tied)
         return Decoder(
             spec=spec,
             embedding=embedding,
-            rotaries=tuple(rotary_table(rope, context_tokens, device) for rope in spec.ropes),
+            rotaries=tuple(rotary_table(rope, context_tokens, device, kernels) for rope in spec.ropes),
             layers=tuple(self._layer(index) for index in range(spec.num_layers)),
             norm=self._norm(names.final_norm),
-            lm_head=tied_head if spec.tie_embeddings else self.weights.head(names.head),
+            lm_head=tied_head or self.weights.head(names.head),
+            kernels=kernels,
         )
 
     def _embedding_scale(self) -> float:
@@ -100,12 +128,14 @@ class _Builder:
         )
 
     def _block(self, at: str, before: str, after: str) -> Block:
-        return Block(*(self._norm(f"{at}.{name}") if name else None for name in (before, after)))
+        norms = (self._norm(f"{at}.{name}") if name else None for name in (before, after))
+        return Block(next(norms), next(norms), self.weights.kernels)
 
     def _norm(self, name: str) -> RmsNorm:
         spec = self.spec
         weight = self.weights.tensor(f"{name}.weight", torch.float32 if spec.norm_in_fp32 else None)
-        return RmsNorm(weight + spec.norm_offset if spec.norm_offset else weight, spec.rms_norm_eps)
+        weight = weight + spec.norm_offset if spec.norm_offset else weight
+        return RmsNorm(weight, spec.rms_norm_eps, self.weights.kernels)
 
     def _attention(self, index: int, at: str) -> SelfAttention:
         spec, names, weights = self.spec, self.names, self.weights
@@ -123,6 +153,7 @@ class _Builder:
             o=weights.linear([f"{at}.{names.o}"], bias=spec.output_bias),
             norms=norms,
             sinks=weights.tensor(f"{at}.{names.sinks}") if spec.attention_sinks else None,
+            kernels=weights.kernels,
         )
 
     def _mlp(self, at: str) -> Mlp:
@@ -131,7 +162,7 @@ class _Builder:
         return GatedMlp(
             self.weights.linear([f"{at}.{part}" for part in parts], bias=spec.mlp_bias),
             self.weights.linear([f"{at}.{names.down}"], bias=spec.mlp_bias),
-            GATED_ACTIVATIONS[spec.activation],
+            self.weights.kernels.gated(spec.activation),
         )
 
     def _sparse_mlp(self, at: str) -> Mlp:
@@ -139,7 +170,9 @@ class _Builder:
         return build_sparse_mlp(self.spec.moe, self.spec, self.names, self.weights, at)
 
 
-def rotary_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> RotaryTable:
+def rotary_table(
+    rope: RopeSpec, context_tokens: int, device: torch.device, kernels: Kernels = TORCH_KERNELS
+) -> RotaryTable:
     """Of an engine with that context limit, for all layers that rotate so."""
     return build_rotary_table(
         rope.frequencies(context_tokens),
@@ -147,4 +180,5 @@ def rotary_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> R
         device,
         attention_factor=rope.attention_factor,
         interleaved=rope.interleaved,
+        kernels=kernels,
     )

@@ -5,20 +5,35 @@ several.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minisgl_backend.config import Quantization
+from minisgl_backend.kernels.interface import Kernels
+from minisgl_backend.kernels.native.packed import PACKED_DTYPES, pack, packed_shape
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
-from minisgl_backend.layers.linear import Linear, LinearOp
+from minisgl_backend.layers.linear import Linear, LinearOp, NativeLinear, PackedProduct
 from minisgl_backend.layers.quant.int4 import Int4Rows
 from minisgl_backend.layers.quant.int8 import Int8Rows
 from minisgl_backend.layers.quant.stored import DenseRows, StoredEmbedding, StoredLinear, StoredRows
 from minisgl_backend.models.checkpoint import TensorSource
 from minisgl_backend.models.gguf_tensors import GgufTensors
+from minisgl_backend.models.packed_file import PackedStore
 
 _QUANTISE: Mapping[str, Callable[[Tensor], StoredRows]] = {"int8": Int8Rows.quantise, "int4": Int4Rows.quantise}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeProducts:
+    """Dense products by our own kernels, and what lies between them."""
+
+    kernels: Kernels
+    product: PackedProduct
+    store: PackedStore  # where packed weights lie
+    source: TensorSource  # what is packed is read from here. What it has mapped goes when it does, at the load's end
 
 
 class Weights:
@@ -29,12 +44,22 @@ class Weights:
 
     quantization: the setting. What is quantised are the products of the layers. Embedding and head stay in the model's
     dtype under int8 and int4, as do norms, routers and biases; under gguf they stay as they lie in the file too.
+
+    native: makes the products that are not quantised, if the dtype is one of theirs; routers stay as they are.
     """
 
     def __init__(
-        self, source: TensorSource, device: torch.device, dtype: torch.dtype, quantization: Quantization = "none"
+        self,
+        source: TensorSource,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization = "none",
+        native: NativeProducts | None = None,
     ) -> None:
+        assert native is None or device.type == "cpu", "native products are made for the CPU"
         self._source = source
+        self._native = native if dtype in PACKED_DTYPES else None
+        self.kernels: Kernels = TORCH_KERNELS if native is None else native.kernels
         self.quantization = quantization
         self.device = device
         self.dtype = dtype
@@ -56,7 +81,7 @@ class Weights:
         added = self._stacked([f"{name}.bias" for name in names]) if bias else None
         parts = [self._stored(f"{name}.weight") for name in names]
         if all(part is None for part in parts):
-            return self.plain_linear(names, bias=bias)
+            return self._dense([f"{name}.weight" for name in names], added)
         return StoredLinear(
             [part or DenseRows(self.tensor(f"{name}.weight")) for part, name in zip(parts, names, strict=True)], added
         )
@@ -66,18 +91,36 @@ class Weights:
         weight = self._stacked([f"{name}.weight" for name in names])
         return Linear(weight, self._stacked([f"{name}.bias" for name in names]) if bias else None)
 
-    def embedding(self, name: str, scale: float) -> tuple[EmbeddingOp, LinearOp]:
-        """The lookup in a table and the product with it, which is the head of a model that ties them."""
+    def embedding(self, name: str, scale: float, *, tied: bool) -> tuple[EmbeddingOp, LinearOp | None]:
+        """The lookup in a table and, of a model that ties them, the product with it, which is the head."""
         table = self._packed(f"{name}.weight")
         if table is not None:
-            return StoredEmbedding(table, self.dtype, scale), StoredLinear([table])
+            return StoredEmbedding(table, self.dtype, scale), StoredLinear([table]) if tied else None
         weight = self.tensor(f"{name}.weight")
-        return Embedding(weight, scale), Linear(weight)
+        if not tied:
+            return Embedding(weight, scale, self.kernels), None
+        head = Linear(weight) if self._native is None else self._dense([f"{name}.weight"], None)
+        return Embedding(weight, scale, self.kernels), head
 
     def head(self, name: str) -> LinearOp:
         """The product that makes logits, of a model that does not tie it."""
         table = self._packed(f"{name}.weight")
-        return self.plain_linear([name], bias=False) if table is None else StoredLinear([table])
+        return self._dense([f"{name}.weight"], None) if table is None else StoredLinear([table])
+
+    def _dense(self, names: Sequence[str], bias: Tensor | None) -> LinearOp:
+        """A product that is not quantised, with one weight or several on top of one another."""
+        native = self._native
+        if native is None:
+            return Linear(self._stacked(names), bias)
+        shapes = [native.source.shapes()[name] for name in names]
+        outputs, depth = sum(shape[0] for shape in shapes), shapes[0][1]
+        packed = native.store.take(
+            "|".join(names),
+            packed_shape(outputs, depth, self.dtype),
+            self.dtype,
+            lambda into: pack(_stacked(native.source, names), into),
+        )
+        return NativeLinear(native.product, packed, outputs, bias)
 
     def _stored(self, name: str) -> StoredRows | None:
         """A matrix in fewer bits; None: it is taken as it is."""
@@ -102,3 +145,8 @@ class Weights:
             whole[row : row + shape[0]].copy_(self._source.read(name))
             row += shape[0]
         return whole
+
+
+def _stacked(source: TensorSource, names: Sequence[str]) -> Tensor:
+    """In the source's dtype, on the host."""
+    return source.read(names[0]) if len(names) == 1 else torch.cat([source.read(name) for name in names])

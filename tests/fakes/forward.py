@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import Quantization, resolve_config
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
-from minisgl_backend.models.load import load_model
+from minisgl_backend.models.load import NativeLoad, load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.worker.torch_runner import attention_variants
 
@@ -26,21 +26,29 @@ def load(
     device: str = "cpu",
     context_tokens: int = 0,
     quantization: Quantization = "none",
+    native: NativeLoad | None = None,
 ) -> Model:
     """The model of a folder or GGUF file for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
     limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
-    return load_model(spec, folder, torch.device(device), dtype, limit, quantization)
+    return load_model(spec, folder, torch.device(device), dtype, limit, quantization, native)
 
 
 @torch.inference_mode()
-def logits_of(model: Model, tokens: Sequence[int], chunks: Sequence[int], page_size: int, dtype: torch.dtype) -> Tensor:
+def logits_of(
+    model: Model,
+    tokens: Sequence[int],
+    chunks: Sequence[int],
+    page_size: int,
+    dtype: torch.dtype,
+    attention_of: Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend] = TorchAttention,
+) -> Tensor:
     """tokens in chunks of the given lengths (their sum is len(tokens)) → [tokens, vocab] on the model's device."""
     spec = model.spec
     device = model.norm.weight.device  # type: ignore[attr-defined]
     num_pages = -(-len(tokens) // page_size)
     pool = PagedKvPool(KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), num_pages, page_size, device)
-    backend = TorchAttention(pool, attention_variants(spec))
+    backend = attention_of(pool, attention_variants(spec))
     table = torch.arange(num_pages, device=device).flip(0)[None]  # backwards: not the identity
     assert sum(chunks) == len(tokens)
     parts, start = [], 0
