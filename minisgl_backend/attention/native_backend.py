@@ -7,15 +7,17 @@ are written anew for each step (`NativeStepAttention` over static ones).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
+from minisgl_backend.kernels.interface import HeadPreparation
+from minisgl_backend.kernels.native.kernels import prepare_and_write
+from minisgl_backend.kernels.native.library import Library
 from minisgl_backend.kvpool.paged import PagedKvPool
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,6 +36,54 @@ def native_obstacle(pool: PagedKvPool) -> str:
     return ""
 
 
+class NativeAttention:
+    """Reads and writes one pool. Holds no state between steps."""
+
+    def __init__(self, pool: PagedKvPool, variants: Sequence[AttentionVariant], library: Library) -> None:
+        """variants: of each layer. The pool has no `native_obstacle`."""
+        assert not (obstacle := native_obstacle(pool)), obstacle
+        self._pool = pool
+        self._variants = tuple(variants)
+        self._library = library
+
+    def begin(self, rows: StepRows) -> NativeStepAttention:
+        """See AttentionBackend."""
+        lengths = np.ascontiguousarray(rows.lengths, np.int64)
+        return self._begin(
+            NativeRows(
+                starts=torch.from_numpy(np.ascontiguousarray(rows.starts, np.int64)),
+                lengths=torch.from_numpy(lengths),
+                begins=torch.from_numpy(np.cumsum(lengths) - lengths),
+                page_tables=rows.page_tables.contiguous(),
+                places=torch.empty(int(lengths.sum()), dtype=torch.int64),
+                singles=torch.from_numpy(np.flatnonzero(lengths == 1)),
+                chunks=torch.from_numpy(np.flatnonzero(lengths > 1)),
+            )
+        )
+
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], NativeStepAttention]:
+        """See RecordableAttention."""
+        rows = len(positions)
+        index = torch.arange(rows)
+        native = NativeRows(
+            starts=positions,
+            lengths=torch.ones(rows, dtype=torch.int64),
+            begins=index,
+            page_tables=page_tables,
+            places=torch.empty(rows, dtype=torch.int64),
+            singles=index,
+            chunks=torch.empty(0, dtype=torch.int64),
+        )
+        return lambda: self._begin(native)
+
+    def _begin(self, rows: NativeRows) -> NativeStepAttention:
+        """Computes where the rows' tokens go, in one launch."""
+        self._library.ops.fill_places.default(
+            rows.places, rows.starts, rows.lengths, rows.begins, rows.page_tables, self._pool.page_size
+        )
+        return NativeStepAttention(self._pool, self._variants, self._library, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class NativeRows:
     """The rows of a step as kernels read them: int64 tensors without gaps. A recording keeps reading these very ones.
@@ -50,80 +100,34 @@ class NativeRows:
     chunks: Tensor  # [m]: of the others
 
 
-def decode_rows(starts: Tensor, page_tables: Tensor) -> NativeRows:
-    """Of a step of decode rows alone, over the caller's tensors: starts [rows], page_tables [rows, n], int64, without
-    gaps. `NativeAttention.place` must run before a step's first layer, in the recording too.
-    """
-    rows = starts.shape[0]
-    index = torch.arange(rows)
-    return NativeRows(
-        starts,
-        torch.ones(rows, dtype=torch.int64),
-        index,
-        page_tables,
-        torch.empty(rows, dtype=torch.int64),
-        index,
-        torch.empty(0, dtype=torch.int64),
-    )
-
-
-class NativeAttention:
-    """Reads and writes one pool. Holds no state between steps."""
-
-    def __init__(self, pool: PagedKvPool, variants: Sequence[AttentionVariant], ops: Any) -> None:
-        """variants: of each layer. ops: of a native library. The pool has no `native_obstacle`."""
-        assert not (obstacle := native_obstacle(pool)), obstacle
-        self._pool = pool
-        self._variants = tuple(variants)
-        self._ops = ops
-
-    def begin(self, rows: StepRows) -> NativeStepAttention:
-        """See AttentionBackend."""
-        lengths = np.ascontiguousarray(rows.lengths, np.int64)
-        native = NativeRows(
-            starts=torch.from_numpy(np.ascontiguousarray(rows.starts, np.int64)),
-            lengths=torch.from_numpy(lengths),
-            begins=torch.from_numpy(np.cumsum(lengths) - lengths),
-            page_tables=rows.page_tables.contiguous(),
-            places=torch.empty(int(lengths.sum()), dtype=torch.int64),
-            singles=torch.from_numpy(np.flatnonzero(lengths == 1)),
-            chunks=torch.from_numpy(np.flatnonzero(lengths > 1)),
-        )
-        return self.step(native)
-
-    def step(self, rows: NativeRows) -> NativeStepAttention:
-        """A step over the caller's tensors, which it fills the places of: one launch, that of `place`."""
-        self.place(rows)
-        return NativeStepAttention(self._pool, self._variants, self._ops, rows)
-
-    def place(self, rows: NativeRows) -> None:
-        """Computes where the rows' tokens go. Mutates rows.places."""
-        self._ops.fill_places(
-            rows.places, rows.starts, rows.lengths, rows.begins, rows.page_tables, self._pool.page_size
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class NativeStepAttention:
     """See StepAttention."""
 
     pool: PagedKvPool
     variants: tuple[AttentionVariant, ...]  # of each layer
-    ops: Any
+    library: Library
     rows: NativeRows
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None = None,
+        preparation: HeadPreparation | None = None,
+    ) -> Tensor:
         """See StepAttention."""
-        self.ops.write_kv(*self.pool.layer(layer), k, v, self.rows.places)
-        return self.attend_written(layer, q, sinks)
-
-    def attend_written(self, layer: int, q: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """The same where the step's keys and values are in their places already: whoever rotated them wrote them."""
-        variant, rows = self.variants[layer], self.rows
+        variant, rows, pages, ops = self.variants[layer], self.rows, self.pool.layer(layer), self.library.ops
         assert (sinks is not None) == variant.sinks, f"layer {layer}: sinks are given, or declared, but not both"
-        out: Tensor = self.ops.attend(
+        if preparation is None:
+            ops.write_kv.default(*pages, k, v, rows.places)
+        else:
+            q = prepare_and_write(ops, q, k, v, preparation, pages, rows.places)
+        out: Tensor = ops.attend.default(
             q,
-            *self.pool.layer(layer),
+            *pages,
             rows.starts,
             rows.lengths,
             rows.begins,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fakes.attention_backends import Backend
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
@@ -26,16 +27,17 @@ class AttentionCase:
         *,
         heads: int = 6,
         kv_heads: int = 2,
-        dim: int = 8,
+        dim: int = 16,
         variants: Sequence[AttentionVariant] = (),  # of the layers; none: two plain ones
         seed: int = 3,
+        backend: Backend = TorchAttention,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).to(dtype)
 
-        self.rows, self.page_size = tuple(rows), page_size
+        self.rows, self.page_size, self.backend = tuple(rows), page_size, backend
         self.variants = tuple(variants) or (AttentionVariant(dim**-0.5),) * 2
         layers, ends = len(self.variants), [start + length for start, length in rows]
         self.keys = [normal(layers, end, kv_heads, dim) for end in ends]
@@ -87,6 +89,6 @@ class AttentionCase:
         return torch.cat(outs)
 
     def attend(self, layer: int) -> Tensor:
-        attention = TorchAttention(self.pool, self.variants).begin(self.step)
+        attention = self.backend(self.pool, self.variants).begin(self.step)
         keys, values = self.new(self.keys, layer), self.new(self.values, layer)
         return attention.attend(layer, self.queries, keys, values, self.sinks[layer])

@@ -24,7 +24,7 @@ FRESH = [PRODUCT, "copy_"]
 PREFIXED = [*GATHER, PRODUCT, "copy_"]
 """Of a group of decode rows, and of each chunk: the first version of the engine ran these and no others."""
 
-HEADS, PLACE_BYTES = 6, 2 * 2 * 8 * 4  # of an AttentionCase: k and v, kv heads, dim, fp32
+HEADS, PLACE_BYTES = 6, 2 * 2 * 16 * 4  # of an AttentionCase: k and v, kv heads, dim, fp32
 MASKS = {"full", "ones", "zeros", "arange", "triu", "triu_", "tril", "tril_"}
 """What masks are made of."""
 
@@ -125,7 +125,7 @@ def test_what_blocks_take_is_bounded_and_does_not_grow_with_the_context(
         name: peak_bytes(AttentionCase(rows, 16, dtype, variants=variants))
         for name, rows in {"chunk": [(2000, 800)], "far chunk": [(8000, 800)], "decode": [(9000, 1)] * 4}.items()
     }
-    state = 800 * 6 * 8 * 4  # of the chunk's queries, in fp32
+    state = 800 * 6 * 16 * 4  # of the chunk's queries, in fp32
     assert peaks["far chunk"] <= bound + 6 * state
     assert abs(peaks["far chunk"] - peaks["chunk"]) <= bound // 16
     assert peaks["decode"] <= bound

@@ -154,7 +154,7 @@ class Tile {
     float shrink[kSide];
     const int64_t at = column + c;
     if (!weigh_pairs<kMasked>(scores_ + c, kColumns, seen, at, rule_, most_ + at, total_ + at, shrink, weights_ + c,
-                              kColumns))
+                              kColumns, [](int64_t) {}))
       return;
     const Vec less = load(shrink);
     for (int64_t d = 0; d < a_.dim; ++d) {

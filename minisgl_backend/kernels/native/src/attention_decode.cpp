@@ -36,6 +36,21 @@ struct Block {
   int64_t first, keys;  // positions from `first` on
   int64_t hidden;       // of them before the window
   int64_t places[kBlock];
+
+  Block(const Attention& a, const Row& row, int64_t at, int64_t end)
+      : first(at), keys(std::min(kBlock, end - at)), hidden(std::max<int64_t>(row.low - at, 0)) {
+    places_of(a, row.index, first, keys, places);
+  }
+};
+
+// One piece of a row, for some of the KV heads.
+struct Item {
+  int64_t member;
+  Row row;
+  int64_t number;
+  Span heads;
+
+  Span keys() const { return row.keys(number); }
 };
 
 // What queries of a KV head have come to.
@@ -71,8 +86,9 @@ struct Widened {
     }
   }
 
-  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Seen& seen,
-                  bool masked, const ScoreRule& rule, const float* queries, float* work, const Columns& columns) {
+  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Block&,
+                  const Seen& seen, bool masked, const ScoreRule& rule, const float* queries, float* work,
+                  const Columns& columns) {
     float *scores = work, *wide = work + kBlock * columns.width;
     const float* rows[kBlock];
     rows_at(k, block, 0, a.dim, wide, rows);
@@ -165,19 +181,26 @@ struct Paired {
   }
 #endif
 
-  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Seen& seen,
-                  bool masked, const ScoreRule& rule, const float* queries, float* work, const Columns& columns) {
+  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Block& next,
+                  const Seen& seen, bool masked, const ScoreRule& rule, const float* queries, float* work,
+                  const Columns& columns) {
     const int64_t width = columns.width;
     float* scores = work;
     auto* pairs = reinterpret_cast<uint32_t*>(work + kBlock * width);
     auto* copy = reinterpret_cast<uint16_t*>(work + kBlock * width + kBlock / 2 * width);
     scores_of(a, k, block, reinterpret_cast<const uint32_t*>(queries), width, scores, copy);
+    const uint16_t *next_keys[kBlock], *next_values[kBlock];
+    for (int64_t i = 0; i < next.keys; ++i) next_keys[i] = k + next.places[i], next_values[i] = v + next.places[i];
+    const auto fetch_keys = [wanted = Wanted{next_keys, next.keys}, dim = a.dim](int64_t key) {
+      wanted.fetch(key, 0, dim);
+      wanted.fetch(key + 1, 0, dim);
+    };
     for (int64_t c = 0; c < width; c += 16) {
       float shrink[16];
-      float *most = columns.most + c, *total = columns.total + c;
+      float *most = columns.most + c, *total = columns.total + c, *from = scores + c;
       const bool shrinks =
-          masked ? weigh_pairs<true>(scores + c, width, seen, 0, rule, most, total, shrink, pairs + c, width)
-                 : weigh_pairs<false>(scores + c, width, seen, 0, rule, most, total, shrink, pairs + c, width);
+          masked ? weigh_pairs<true>(from, width, seen, 0, rule, most, total, shrink, pairs + c, width, fetch_keys)
+                 : weigh_pairs<false>(from, width, seen, 0, rule, most, total, shrink, pairs + c, width, fetch_keys);
       if (!shrinks) continue;
       for (int64_t g = c; g < std::min(c + 16, a.group()); ++g)
         for (int64_t d = 0; d < a.dim; d += 16)
@@ -186,7 +209,7 @@ struct Paired {
     const uint16_t* rows[kBlock];
     for (int64_t i = 0; i < seen.keys; ++i)  // a weight of 0 does not hide what is not finite
       rows[i] = i < block.hidden || i >= block.keys ? kZeroRow : v + block.places[i];
-    add_value_pairs(pairs, width, rows, seen.keys / 2, a.dim, columns.out, a.group());
+    add_value_pairs(pairs, width, rows, seen.keys / 2, a.dim, columns.out, a.group(), {next_values, next.keys});
   }
 };
 
@@ -203,76 +226,111 @@ void write_row(const Attention& a, int64_t token, int64_t head, const float* val
   for (int64_t d = 0; d < a.dim; d += kLanes) store(out + d, load(values + d) * vec(factor));
 }
 
-// One piece of a row, for some of the KV heads.
+// The queries of one item, block by block.
 template <class Type, class Math>
-void attend_piece(const Attention& a, int64_t member, const Row& row, int64_t number, Span heads) {
-  struct Tag {};
-  using Value = typename Math::Value;
-  const int64_t group = a.group(), width = rounded_up(group, Math::kWidth), count = heads.end - heads.begin;
-  const int64_t query_floats = rounded_up(Math::query_floats(a, width), 16), out_floats = group * a.dim;
-  const int64_t head_floats = query_floats + 2 * width + out_floats;
-  float* memory = scratch<Tag>(count * head_floats + 2 * width + Math::work_floats(a, width));
-  auto* low = reinterpret_cast<int32_t*>(memory + count * head_floats);
-  float* work = memory + count * head_floats + 2 * width;
-  const int64_t token = a.begins[row.index];
-  const auto* q = static_cast<const Value*>(a.q) + token * a.q_token;
-
-  auto columns_of = [&](int64_t i) {
-    float* at = memory + i * head_floats + query_floats;
-    return Columns{width, at, at + width, at + 2 * width};
-  };
-  for (int64_t i = 0; i < count; ++i) {
-    Math::pack(a, q + (heads.begin + i) * group * a.q_head, memory + i * head_floats, width);
-    const Columns columns = columns_of(i);
-    clear_columns(columns.most, columns.total, width);
-    std::fill(columns.out, columns.out + out_floats, 0.0f);
+class PieceAttention {
+ public:
+  PieceAttention(const Attention& a, const Item& item)
+      : a_(a),
+        item_(item),
+        rule_(a),
+        group_(a.group()),
+        width_(rounded_up(group_, Math::kWidth)),
+        query_floats_(rounded_up(Math::query_floats(a, width_), 16)),
+        head_floats_(query_floats_ + 2 * width_ + group_ * a.dim) {
+    struct Tag {};
+    const int64_t count = item.heads.end - item.heads.begin;
+    heads_ = scratch<Tag>(count * head_floats_ + 2 * width_ + Math::work_floats(a, width_));
+    low_ = reinterpret_cast<int32_t*>(heads_ + count * head_floats_);
+    work_ = heads_ + count * head_floats_ + 2 * width_;
   }
-  std::fill(low, low + width, static_cast<int32_t>(row.low - 1));
-  std::fill(low + width, low + 2 * width, static_cast<int32_t>(row.high - 1));
 
-  const ScoreRule rule(a);
-  const Span keys = row.keys(number);
-  Block block;
-  for (block.first = keys.begin; block.first < keys.end; block.first += kBlock) {
-    block.keys = std::min(kBlock, keys.end - block.first);
-    block.hidden = std::max<int64_t>(row.low - block.first, 0);
-    places_of(a, row.index, block.first, block.keys, block.places);
+  // next: where the keys are that will be wanted after this item's.
+  void attend(const Item* next) {
+    begin();
+    const Span keys = item_.keys();
+    Block block(a_, item_.row, keys.begin, keys.end);
+    for (;;) {
+      const int64_t then = block.first + kBlock;
+      const bool last = then >= keys.end;
+      const Item& source = last && next ? *next : item_;
+      const Span rest = last && next ? next->keys() : Span{then, keys.end};
+      const Block after(a_, source.row, last && !next ? keys.end : rest.begin, rest.end);
+      add(block, after);
+      if (last) break;
+      block = after;
+    }
+    finish();
+  }
+
+ private:
+  using Value = typename Math::Value;
+
+  float* queries_of(int64_t head) const { return heads_ + (head - item_.heads.begin) * head_floats_; }
+  Columns columns_of(int64_t head) const {
+    float* at = queries_of(head) + query_floats_;
+    return {width_, at, at + width_, at + 2 * width_};
+  }
+
+  void begin() {
+    const auto* q = static_cast<const Value*>(a_.q) + a_.begins[item_.row.index] * a_.q_token;
+    for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
+      Math::pack(a_, q + head * group_ * a_.q_head, queries_of(head), width_);
+      const Columns columns = columns_of(head);
+      clear_columns(columns.most, columns.total, width_);
+      std::fill(columns.out, columns.out + group_ * a_.dim, 0.0f);
+    }
+    std::fill(low_, low_ + width_, static_cast<int32_t>(item_.row.low - 1));
+    std::fill(low_ + width_, low_ + 2 * width_, static_cast<int32_t>(item_.row.high - 1));
+  }
+
+  void add(const Block& block, const Block& next) {
     const int64_t taken = Math::kPairs ? rounded_up(block.keys, 2) : block.keys;
     const bool masked = block.hidden > 0 || taken > block.keys;
-    const Seen seen{taken, static_cast<int32_t>(block.first), low, low + width, nullptr};
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t offset = (heads.begin + i) * a.dim;
-      const auto *k = static_cast<const Value*>(a.k_pages) + offset, *v = static_cast<const Value*>(a.v_pages) + offset;
-      Math::add(a, k, v, block, seen, masked, rule, memory + i * head_floats, work, columns_of(i));
+    const Seen seen{taken, static_cast<int32_t>(block.first), low_, low_ + width_, nullptr};
+    for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
+      const auto* k = static_cast<const Value*>(a_.k_pages) + head * a_.dim;
+      const auto* v = static_cast<const Value*>(a_.v_pages) + head * a_.dim;
+      Math::add(a_, k, v, block, next, seen, masked, rule_, queries_of(head), work_, columns_of(head));
     }
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const Columns columns = columns_of(i);
-    for (int64_t g = 0; g < group; ++g) {
-      const int64_t head = (heads.begin + i) * group + g;
-      if (row.pieces == 1) {
-        const float factor = share_of_total(columns.most[g], columns.total[g], a.sinks, sink_of(a, head));
-        write_row<Type>(a, token, head, columns.out + g * a.dim, factor);
+
+  void finish() const {
+    for (int64_t head = item_.heads.begin * group_; head < item_.heads.end * group_; ++head) {
+      const Columns columns = columns_of(head / group_);
+      const int64_t g = head % group_;
+      const float *values = columns.out + g * a_.dim, most = columns.most[g], total = columns.total[g];
+      if (item_.row.pieces == 1) {
+        const float factor = share_of_total(most, total, a_.sinks, sink_of(a_, head));
+        write_row<Type>(a_, a_.begins[item_.row.index], head, values, factor);
       } else {
-        float* to = partial_of(a, member, number, head);
-        std::copy_n(columns.out + g * a.dim, a.dim, to);
-        to[a.dim] = columns.most[g];
-        to[a.dim + 1] = columns.total[g];
+        float* to = partial_of(a_, item_.member, item_.number, head);
+        std::copy_n(values, a_.dim, to);
+        to[a_.dim] = most;
+        to[a_.dim + 1] = total;
       }
     }
   }
-}
+
+  const Attention& a_;
+  const Item& item_;
+  const ScoreRule rule_;
+  const int64_t group_, width_, query_floats_, head_floats_;
+  float* heads_;  // of each: queries, most, total, out
+  int32_t* low_;  // and high
+  float* work_;
+};
 
 // The part's share by keys: pieces in order, each KV head of one by itself if need be.
-template <class Type, class Math>
-void attend_share(const Attention& a, Part part) {
-  int64_t all_keys = 0;
+std::vector<Item>& items_of(const Attention& a, Part part) {
+  static thread_local std::vector<Item> items;
+  items.clear();
+  int64_t all_keys = 0, at = 0;
   for (int64_t member = 0; member < a.count; ++member) {
     const Row row(a, member);
     all_keys += row.high - row.aligned;
   }
   const Span mine = share(all_keys * a.kv_heads, part);
-  int64_t at = 0;
   for (int64_t member = 0; member < a.count && at < mine.end; ++member) {
     const Row row(a, member);
     for (int64_t number = 0; number < row.pieces; ++number) {
@@ -282,10 +340,18 @@ void attend_share(const Attention& a, Part part) {
         return std::clamp<int64_t>((key - at + length - 1) / length, 0, a.kv_heads);
       };
       const Span heads{mine.begin > at ? head_at(mine.begin) : 0, mine.end > at ? head_at(mine.end) : 0};
-      if (heads.begin < heads.end) attend_piece<Type, Math>(a, member, row, number, heads);
+      if (heads.begin < heads.end) items.push_back({member, row, number, heads});
       at += length * a.kv_heads;
     }
   }
+  return items;
+}
+
+template <class Type, class Math>
+void attend_share(const Attention& a, Part part) {
+  const std::vector<Item>& items = items_of(a, part);
+  for (size_t i = 0; i < items.size(); ++i)
+    PieceAttention<Type, Math>(a, items[i]).attend(i + 1 < items.size() ? &items[i + 1] : nullptr);
 }
 
 template <class Type>

@@ -40,23 +40,35 @@ inline void clear_columns(float* most, float* total, int64_t columns) {
   std::fill(total, total + columns, 0.0f);
 }
 
-template <bool kMasked>
-inline Vec largest_score(float* scores, int64_t stride, const Seen& seen, int64_t column, const ScoreRule& rule) {
-  const Vec hidden = vec(-INFINITY);
-  Vec top[4] = {hidden, hidden, hidden, hidden};
-  for (int64_t key = 0; key < seen.keys; ++key) {
-    float* at = scores + key * stride;
-    Vec score = load(at);
-    if (rule.cap) score = tanh(score * vec(rule.inner)) * vec(rule.cap);
-    if (kMasked) {
-      if (seen.broken && seen.broken[key]) score = vec(NAN);
-      const auto position = static_cast<int32_t>(seen.first + key);
-      score = if_between(position, seen.low + column, seen.high + column, score, hidden);
-    }
-    if (kMasked || rule.cap) store(at, score);
-    top[key & 3] = max(score, top[key & 3]);
+// One key's scores as the cap and the mask leave them, which are stored if they change.
+template <bool kMasked, bool kCapped>
+inline Vec score_at(float* at, int64_t key, const Seen& seen, int64_t column, const ScoreRule& rule) {
+  Vec score = load(at);
+  if (kCapped) score = tanh(score * vec(rule.inner)) * vec(rule.cap);
+  if (kMasked) {
+    if (seen.broken && seen.broken[key]) score = vec(NAN);
+    const auto position = static_cast<int32_t>(seen.first + key);
+    score = if_between(position, seen.low + column, seen.high + column, score, vec(-INFINITY));
   }
-  return max(max(top[0], top[1]), max(top[2], top[3]));
+  if (kMasked || kCapped) store(at, score);
+  return score;
+}
+
+template <bool kMasked, bool kCapped>
+inline Vec largest_score(float* scores, int64_t stride, const Seen& seen, int64_t column, const ScoreRule& rule) {
+  Vec a = vec(-INFINITY), b = a, c = a, d = a;
+  auto score = [&](int64_t key) {
+    return score_at<kMasked, kCapped>(scores + key * stride, key, seen, column, rule);
+  };
+  int64_t key = 0;
+  for (; key + 4 <= seen.keys; key += 4) {
+    a = max(score(key), a);
+    b = max(score(key + 1), b);
+    c = max(score(key + 2), c);
+    d = max(score(key + 3), d);
+  }
+  for (; key < seen.keys; ++key) a = max(score(key), a);
+  return max(max(a, b), max(c, d));
 }
 
 // Takes a block's largest score into the state → by how much less all counts that came before.
@@ -72,38 +84,45 @@ inline Vec raise(Vec top, const ScoreRule& rule, float* most, float* total) {
 template <bool kMasked>
 inline bool weigh(float* scores, int64_t stride, const Seen& seen, int64_t column, const ScoreRule& rule, float* most,
                   float* total, float* shrink) {
-  const Vec less = raise(largest_score<kMasked>(scores, stride, seen, column, rule), rule, most, total);
+  const Vec top = rule.cap ? largest_score<kMasked, true>(scores, stride, seen, column, rule)
+                           : largest_score<kMasked, false>(scores, stride, seen, column, rule);
+  const Vec less = raise(top, rule, most, total);
   store(shrink, less);
   const Vec factor = vec(rule.factor), lowered = vec(0.0f) - load(most);
-  Vec sum[2] = {vec(0.0f), vec(0.0f)};
+  Vec sum = vec(0.0f);
   for (int64_t key = 0; key < seen.keys; ++key) {
     float* at = scores + key * stride;
     const Vec weight = exp2_of(fma(load(at), factor, lowered));
     store(at, weight);
-    sum[key & 1] = sum[key & 1] + weight;
+    sum = sum + weight;
   }
-  store(total, load(total) + (sum[0] + sum[1]));
+  store(total, load(total) + sum);
   return !same(less, vec(1.0f));
 }
 
 #ifdef __AVX512BF16__
 
 // The same for an even number of keys, with weights in bf16: pairs[i * pair_stride + lane] holds keys 2i and 2i + 1.
-template <bool kMasked>
+// Calls meanwhile(key) for each even one.
+template <bool kMasked, class Meanwhile>
 inline bool weigh_pairs(float* scores, int64_t stride, const Seen& seen, int64_t column, const ScoreRule& rule,
-                        float* most, float* total, float* shrink, uint32_t* pairs, int64_t pair_stride) {
-  const Vec less = raise(largest_score<kMasked>(scores, stride, seen, column, rule), rule, most, total);
+                        float* most, float* total, float* shrink, uint32_t* pairs, int64_t pair_stride,
+                        Meanwhile meanwhile) {
+  const Vec top = rule.cap ? largest_score<kMasked, true>(scores, stride, seen, column, rule)
+                           : largest_score<kMasked, false>(scores, stride, seen, column, rule);
+  const Vec less = raise(top, rule, most, total);
   store(shrink, less);
   const Vec factor = vec(rule.factor), lowered = vec(0.0f) - load(most);
-  Vec sum[2] = {vec(0.0f), vec(0.0f)};
+  Vec sum_even = vec(0.0f), sum_odd = sum_even;
   for (int64_t key = 0; key < seen.keys; key += 2) {
-    const Vec even = exp2_of(fma(load(scores + key * stride), factor, lowered));
-    const Vec odd = exp2_of(fma(load(scores + (key + 1) * stride), factor, lowered));
-    sum[0] = sum[0] + even;
-    sum[1] = sum[1] + odd;
+    meanwhile(key);
+    const Vec even = coarse_exp2_of(fma(load(scores + key * stride), factor, lowered));
+    const Vec odd = coarse_exp2_of(fma(load(scores + (key + 1) * stride), factor, lowered));
+    sum_even = sum_even + even;
+    sum_odd = sum_odd + odd;
     _mm512_storeu_si512(pairs + key / 2 * pair_stride, pair_of(even, odd));
   }
-  store(total, load(total) + (sum[0] + sum[1]));
+  store(total, load(total) + (sum_even + sum_odd));
   return !same(less, vec(1.0f));
 }
 

@@ -1,0 +1,49 @@
+"""The attention backends of a CPU, by the name that a test is parametrised with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
+from minisgl_backend.attention.native_backend import NativeAttention
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.kernels.native.build import CompilerMissing, build
+from minisgl_backend.kernels.native.levels import levels_here
+from minisgl_backend.kernels.native.library import Library, load_library, open_library
+from minisgl_backend.kvpool.paged import PagedKvPool
+from minisgl_backend.models.locate import cache_folder
+
+Backend = Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend]
+
+BACKENDS = ("torch", "native")
+
+
+def backend_of(name: str) -> Backend:
+    """Of one of BACKENDS. Skips where there is no native library."""
+    if name == "torch":
+        return TorchAttention
+    library = native_library()
+    return lambda pool, variants: NativeAttention(pool, variants, library)
+
+
+def native_levels() -> tuple[str, ...]:
+    """Sets of instructions that this machine has, best first."""
+    return tuple(level.name for level in levels_here())
+
+
+def native_library(level: str = "") -> Library:
+    """Of a level; of the best one, or that in MINISGL_CPU_LEVEL, where none is named. Built if it is not there: half a
+    minute, once.
+    """
+    try:
+        for one in levels_here():
+            if one.name == level:
+                return load_library(one, build(one, cache_folder()))
+        library = open_library(cache_folder())
+    except CompilerMissing:
+        library = None
+    if library is None:
+        pytest.skip("no compiler here, or a processor that our kernels do not know")
+    return library
