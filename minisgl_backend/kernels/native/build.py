@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisgl_backend.kernels.native.levels import LEVELS, Level, best_level
@@ -56,40 +57,60 @@ def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda li
     cache: the folder of all that is kept; made if it is not there. progress: a line before a build and one after.
     Raises CompilerMissing, BuildFailed.
     """
-    compiler = _compiler()
+    return build_sources(SOURCES, level, cache, progress)
+
+
+def build_sources(sources: Path, level: Level, cache: Path, progress: Callable[[str], None]) -> Path:
+    """`build` of a folder of *.cpp and *.h. Without a compiler, what another one has built of them will do."""
     folder = cache / "native"
-    target = folder / f"{level.name}-{_digest(compiler, level, *sorted(SOURCES.iterdir()))}.so"
+    stem = f"{level.name}-{_digest(level, *sorted(sources.iterdir()))}"
+    try:
+        compiler = _find_compiler()
+    except CompilerMissing:
+        for built in folder.glob(f"{stem}-*.so"):
+            return built
+        raise
+    target = folder / f"{stem}-{compiler.version}.so"
     if _in_use(target):
         return target
+    compiler.check(level)
     (folder / "objects").mkdir(parents=True, exist_ok=True)
     with _one_builder(folder):
-        if _in_use(target):
-            return target
-        progress(f"compiling kernels for {level.name}, once")
-        start = time.monotonic()
-        _link(compiler, _compile_all(compiler, level, folder / "objects"), target)
-        _prune(folder)
-        progress(f"compiled kernels in {time.monotonic() - start:.0f} s")
+        if not _in_use(target):
+            progress(f"compiling kernels for {level.name}, once")
+            start = time.monotonic()
+            _link(compiler, _compile_all(compiler, level, sources, folder / "objects"), target)
+            _prune(folder)
+            progress(f"compiled kernels in {time.monotonic() - start:.0f} s")
     return target
 
 
-def _compiler() -> tuple[str, ...]:
-    """Its path and version."""
-    found = shutil.which(os.environ.get("CXX", "g++"))
+@dataclass(frozen=True, slots=True)
+class _Compiler:
+    path: str
+    version: str
+
+    def check(self, level: Level) -> None:
+        """Raises CompilerMissing."""
+        command = [self.path, *level.flags, "-E", "-x", "c++", os.devnull]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            raise CompilerMissing(f"{self.path} {self.version} does not know the instructions of {level.name}")
+
+
+def _find_compiler() -> _Compiler:
+    """$CXX, else g++."""
+    name = os.environ.get("CXX") or "g++"
+    found = shutil.which(name)
     if found is None:
-        raise CompilerMissing("no g++ here")
-    version = subprocess.run([found, "-dumpfullversion"], capture_output=True, text=True, check=False)
-    return found, version.stdout.strip()
+        raise CompilerMissing(f"no {name} here")
+    version = subprocess.run([found, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False)
+    return _Compiler(found, version.stdout.strip())
 
 
 def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.submodule_search_locations, "torch is a dependency of the engine"
     return Path(spec.submodule_search_locations[0])
-
-
-def _sources() -> list[Path]:
-    return sorted(SOURCES.glob("*.cpp"))
 
 
 def _with_headers(source: Path) -> list[Path]:
@@ -99,43 +120,44 @@ def _with_headers(source: Path) -> list[Path]:
     while waiting:
         for name in re.findall(r'^#include "(.+)"$', waiting.pop().read_text(), re.MULTILINE):
             if name not in found:
-                found[name] = SOURCES / name
+                found[name] = source.with_name(name)
                 waiting.append(found[name])
     return [found[name] for name in sorted(found)]
 
 
 def _flags(level: Level) -> list[str]:
-    include = _torch_folder() / "include"
-    folders = [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
-    return [*_FLAGS, *level.flags, f"-DMINISGL_NAMESPACE={level.namespace}", *folders]
+    return [*_FLAGS, *level.flags, f"-DMINISGL_NAMESPACE={level.namespace}"]
 
 
-def _digest(compiler: tuple[str, ...], level: Level, *files: Path) -> str:
-    parts = [*compiler, importlib.metadata.version("torch"), *_flags(level)]
-    state = hashlib.sha256("\0".join(parts).encode())
+def _digest(level: Level, *files: Path) -> str:
+    """Of all that goes into a build beside the compiler."""
+    state = hashlib.sha256("\0".join([importlib.metadata.version("torch"), *_flags(level)]).encode())
     for file in files:
         state.update(b"\0" + file.name.encode() + b"\0" + file.read_bytes())
     return state.hexdigest()[:20]
 
 
-def _compile_all(compiler: tuple[str, ...], level: Level, objects: Path) -> list[Path]:
+def _compile_all(compiler: _Compiler, level: Level, sources: Path, objects: Path) -> list[Path]:
     """As many at a time as there are cores."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(lambda source: _compile(compiler, level, source, objects), _sources()))
+        files = sorted(sources.glob("*.cpp"), key=lambda file: not file.stem.endswith("_ops"))  # the longest first
+        return list(pool.map(lambda source: _compile(compiler, level, source, objects), files))
 
 
-def _compile(compiler: tuple[str, ...], level: Level, source: Path, objects: Path) -> Path:
-    target = objects / f"{source.stem}-{_digest(compiler, level, *_with_headers(source))}.o"
+def _compile(compiler: _Compiler, level: Level, source: Path, objects: Path) -> Path:
+    target = objects / f"{source.stem}-{_digest(level, *_with_headers(source))}-{compiler.version}.o"
     if not _in_use(target):
-        _run([compiler[0], *_flags(level), "-c", str(source)], target)
+        include = _torch_folder() / "include"
+        folders = [f"-isystem{include}", f"-isystem{include / 'torch/csrc/api/include'}"]
+        _run([compiler.path, *_flags(level), *folders, "-c", str(source)], target)
     return target
 
 
-def _link(compiler: tuple[str, ...], objects: list[Path], target: Path) -> None:
+def _link(compiler: _Compiler, objects: list[Path], target: Path) -> None:
     """Against torch's own libraries, and through them its OpenMP: `-fopenmp` here would bring a second one."""
     library = _torch_folder() / "lib"
     torch = [f"-L{library}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{library}", f"-Wl,-rpath-link,{library}"]
-    _run([compiler[0], "-shared", "-Wl,-Bsymbolic", *map(str, objects), *torch], target)
+    _run([compiler.path, "-shared", "-Wl,-Bsymbolic", *map(str, objects), *torch], target)
 
 
 def _run(command: list[str], target: Path) -> None:
@@ -171,8 +193,8 @@ def _one_builder(folder: Path) -> Iterator[None]:
 def _prune(folder: Path) -> None:
     """Removes what nobody has used for a while. A process that has mapped a library keeps it."""
     oldest = time.time() - _KEPT_DAYS * 86400
-    for file in (*folder.glob("*.so"), *folder.glob("objects/*.o")):
-        if file.stat().st_mtime < oldest:
+    for file in (*folder.iterdir(), *(folder / "objects").iterdir()):
+        if file.is_file() and file.stat().st_mtime < oldest:
             file.unlink(missing_ok=True)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from minisgl_backend.errors import ConfigError
+
 LEVEL_VARIABLE = "MINISGL_CPU_LEVEL"
 """Names a lower level than the best, or `none`: torch alone."""
 
@@ -45,26 +47,35 @@ LEVELS = (_level("amx", *_AVX2, *_AVX512, *_AMX), _level("avx512", *_AVX2, *_AVX
 
 def levels_here() -> tuple[Level, ...]:
     """Those that this machine runs, best first. Asks the kernel for the matrix registers, which it gives for good."""
-    words = _processor_words()
-    levels = [level for level in LEVELS if level.needs <= words]
+    try:
+        levels = levels_of(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return ()
     return tuple(level for level in levels if level.name != "amx" or _tiles_granted())
 
 
+def levels_of(cpuinfo: str) -> tuple[Level, ...]:
+    """Those that a processor has, best first, by what Linux says of it."""
+    flags = next((line.split(":")[1] for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    words = frozenset(flags.split())
+    return tuple(level for level in LEVELS if level.needs <= words)
+
+
 def best_level() -> Level | None:
-    """Of this machine, or the one that MINISGL_CPU_LEVEL names if the machine has it; None: no kernels of our own."""
+    """Of this machine, or the one that MINISGL_CPU_LEVEL names; None: no kernels of our own.
+
+    Raises ConfigError: the variable names what is no level, or none of this machine.
+    """
     here = levels_here()
     wanted = os.environ.get(LEVEL_VARIABLE)
-    if wanted:
-        here = tuple(level for level in here if level.name == wanted)
-    return here[0] if here else None
-
-
-def _processor_words() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())
+    if not wanted:
+        return here[0] if here else None
+    if wanted == "none":
+        return None
+    names = [level.name for level in here]
+    if wanted not in names:
+        raise ConfigError(f"{LEVEL_VARIABLE} is {wanted!r}; this machine has {', '.join([*names, 'none'])}")
+    return here[names.index(wanted)]
 
 
 @cache

@@ -1,6 +1,6 @@
 #include "buffers.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/alloc_cpu.h>
 
@@ -54,7 +54,7 @@ class Pool {
 
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   std::shared_ptr<void>* place = recording_pool();
-  if (place == nullptr) return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kCPU));
+  if (place == nullptr) return at::Tensor(at::detail::empty_cpu(sizes, dtype));
   if (!*place) *place = std::make_shared<Pool>();
   auto pool = std::static_pointer_cast<Pool>(*place);
   size_t bytes = c10::elementSize(dtype);
