@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 BIN := .venv/bin
 STAMP := .venv/.installed
 TRITON := .venv/.triton
+KERNELS := .venv/.kernels
 ARGS ?=
 
 .PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 system-deps clean
@@ -46,7 +47,14 @@ $(TRITON): $(STAMP)
 		$(BIN)/python -m pip install --no-compile --disable-pip-version-check --no-deps triton==3.9.0
 	@touch $@
 
-serve: $(STAMP)
+# The kernels for this processor, in the cache folder: half a minute on two cores, and again after an edit of them.
+# Without a compiler, or on a processor that they do not know, a line says so and torch's are used (docs/kernels.md).
+$(KERNELS): $(STAMP) $(wildcard minisgl_backend/kernels/native/*.py minisgl_backend/kernels/native/src/*)
+	@$(BIN)/python -m minisgl_backend.kernels.native.build \
+		"$$($(BIN)/python -c 'from minisgl_backend.models.locate import cache_folder; print(cache_folder())')"
+	@touch $@
+
+serve: $(KERNELS)
 	exec $(BIN)/minisgl serve $(ARGS)
 
 fetch: $(STAMP)
@@ -58,12 +66,12 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint
+check: lint $(KERNELS)
 	$(BIN)/pytest tests/unit -m "not slow and not gpu and not e2e" $(ARGS)
 
 # One run of pytest holds the unit tests and all others, so its closing line counts everything. Two files at a time:
 # tests of servers wait most of their time. `ARGS='-n 0'` runs one after the other.
-test: lint fetch $(TRITON)
+test: lint fetch $(TRITON) $(KERNELS)
 	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not soak" $(ARGS)
 
 format: $(STAMP)
@@ -74,23 +82,23 @@ fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=fuzz MINISGL_FUZZ_OBJECTS=$${MINISGL_FUZZ_OBJECTS:-1000000} MINISGL_FUZZ_STREAMS=$${MINISGL_FUZZ_STREAMS:-10000} \
 		MINISGL_CANCELS=$${MINISGL_CANCELS:-10000} $(BIN)/pytest tests/property tests/sim/test_cancels.py tests/sim/test_overlap.py $(ARGS)
 
-mutation: $(STAMP)
+mutation: $(KERNELS)
 	$(BIN)/python -m tests.mutation $(ARGS)
 
-depth-0: $(STAMP) fetch
+depth-0: $(KERNELS) fetch
 	$(BIN)/python -m tests.mutation.depth_0 -m "not gpu and not soak" $(ARGS)
 
-soak: $(STAMP) fetch
+soak: $(KERNELS) fetch
 	$(BIN)/pytest tests/soak -s $(ARGS)
 
-bench: $(STAMP) fetch
+bench: $(KERNELS) fetch
 	$(BIN)/python -m load.bench.path $(ARGS)
 
 bench-scheduler: $(STAMP)
 	$(BIN)/python -m load.bench.scheduler $(ARGS)
 
 # The peers are installed apart: python -m load.peers.install_openvino, and so on (docs/performance.md).
-bench-peers: $(STAMP) fetch
+bench-peers: $(KERNELS) fetch
 	$(BIN)/python -m load.bench.peers $(ARGS)
 
 system-deps:
