@@ -4,9 +4,9 @@
     python -m load.bench.kernels --dtype float32 --rows 1 32 --shapes 576x3072
 
 First every product is compared with torch. Then each is timed over weights that are used in turn, together larger than
-any cache share, as a step uses a model's: call by call, the median of `--repeats` rounds taken in turn. Of a product of
-few rows the ceiling is the rate at which weights are read, of one of many the rate of a product of large matrices.
-oneDNN's is the one that torch prepacks (inference mode, bf16 only). One JSON line last.
+any cache share, as a step uses a model's: call by call, the median of `--repeats` rounds taken in turn. Two ceilings
+take their turn too, since a shared machine changes its pace: how fast torch reads 128 MiB, and its rate in a product of
+2,048² matrices. oneDNN's product is the one that torch prepacks (inference mode, bf16 only). One JSON line last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from load.bench.ceiling import Clock, read_gb_s
+from load.bench.ceiling import Clock
 from load.bench.regime import regime
 from minisgl_backend.device.machine import default_threads
 from minisgl_backend.kernels.native.library import Library, open_library
@@ -35,6 +35,8 @@ ROWS = (1, 4, 8, 16, 32, 128, 512)
 
 _ROUND_S = 0.02  # that a round of one product aims at
 _MOST_WEIGHTS = 1000
+_READ_BYTES = 128 << 20
+_SIDE = 2048
 
 _Cases = dict[str, tuple[Callable[[Tensor], Tensor], Sequence[Tensor]]]  # a product, and the weights that it takes
 
@@ -51,7 +53,9 @@ class Timed:
     onednn_us: float | None
     weights_gb_s: float  # of the native one
     gflop_s: float
-    of_ceiling: float  # share: the least time that reading or computing allows, by the native one's
+    ceiling_gb_s: float
+    ceiling_gflop_s: float
+    of_ceiling: float  # share: the longer of what reading and computing take at the ceilings, by the native one's time
 
 
 def main() -> int:
@@ -64,27 +68,27 @@ def main() -> int:
     dtype = getattr(torch, arguments.dtype)
     rows = []
     with torch.inference_mode():
-        read = read_gb_s(512 << 20, 7)
-        computed = matrix_gflop_s(dtype)
-        print(f"{library.level.name}: weights read at {read:.1f} GB/s, products at {computed:.0f} GFLOP/s")
+        ceilings = ceiling_cases(dtype)
         for shape in arguments.shapes:
             depth, outputs = (int(side) for side in shape.split("x"))
             weights = Weights.drawn(depth, outputs, dtype, arguments.mib << 20)
             for count in arguments.rows:
-                timed = measure(library, weights, count, arguments.repeats, (read, computed))
+                timed = measure(library, weights, count, arguments.repeats, ceilings)
                 print(_line(timed), flush=True)
                 rows.append(asdict(timed))
-    ceilings = {"read_gb_s": round(read, 1), "gflop_s": round(computed)}
     said = {"bench": "kernels", **regime(), "torch": torch.__version__, "level": library.level.name, **vars(arguments)}
-    print(json.dumps({**said, **ceilings, "products": rows}))
+    print(json.dumps({**said, "products": rows}))
     return 0
 
 
-def matrix_gflop_s(dtype: torch.dtype, side: int = 2048, repeats: int = 15, clock: Clock = time.perf_counter) -> float:
-    """The best of torch's products of two square matrices."""
-    left = torch.ones(side, side, dtype=dtype)
-    times = [_seconds(lambda: torch.mm(left, left), clock) for _ in range(repeats + 1)][1:]
-    return 2 * side**3 / min(times) / 1e9
+def ceiling_cases(dtype: torch.dtype) -> _Cases:
+    """What is timed beside every product."""
+    vector, square = torch.ones(4096), torch.ones(_SIDE, _SIDE, dtype=dtype)
+    matrices = [torch.ones(_READ_BYTES // 4 // 4096, 4096) for _ in range(3)]
+    return {
+        "read": (lambda matrix: torch.mv(matrix, vector), matrices),
+        "matrix": (lambda matrix: torch.mm(matrix, matrix), [square]),
+    }
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,13 @@ class Weights:
         return Weights(plain, packed)
 
 
-def measure(library: Library, weights: Weights, rows: int, repeats: int, ceilings: tuple[float, float]) -> Timed:
-    """One number of rows. ceilings: GB/s of reading, GFLOP/s of large products."""
+def measure(library: Library, weights: Weights, rows: int, repeats: int, ceilings: _Cases) -> Timed:
+    """One number of rows."""
     outputs, depth = weights.plain[0].shape
-    seconds = _in_turn(_cases(library, weights, rows), repeats)
+    seconds = _in_turn({**_cases(library, weights, rows), **ceilings}, repeats)
     native, onednn = seconds["native"], seconds.get("onednn")
     weight_bytes, operations = weights.plain[0].nbytes, 2 * rows * depth * outputs
-    least = max(weight_bytes / ceilings[0], operations / ceilings[1]) / 1e9
+    read, computed = _READ_BYTES / seconds["read"] / 1e9, 2 * _SIDE**3 / seconds["matrix"] / 1e9
     return Timed(
         depth,
         outputs,
@@ -121,7 +125,9 @@ def measure(library: Library, weights: Weights, rows: int, repeats: int, ceiling
         None if onednn is None else round(onednn * 1e6, 1),
         round(weight_bytes / native / 1e9, 1),
         round(operations / native / 1e9),
-        round(least / native, 2),
+        round(read, 1),
+        round(computed),
+        round(max(weight_bytes / read, operations / computed) / 1e9 / native, 2),
     )
 
 
@@ -176,7 +182,8 @@ def _line(timed: Timed) -> str:
         peers += f", oneDNN prepacked {timed.onednn_us:.0f}"
     return (
         f"{timed.depth}x{timed.outputs}, {timed.rows} rows: {timed.native_us:.0f} µs ({peers}); "
-        f"{timed.weights_gb_s:.1f} GB/s, {timed.gflop_s:.0f} GFLOP/s, {timed.of_ceiling:.0%} of the ceiling"
+        f"{timed.weights_gb_s:.1f} of {timed.ceiling_gb_s:.1f} GB/s, "
+        f"{timed.gflop_s:.0f} of {timed.ceiling_gflop_s:.0f} GFLOP/s: {timed.of_ceiling:.0%}"
     )
 
 
