@@ -6,6 +6,7 @@ Where it stands in the flow: called once by the worker. Names and shapes are che
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +25,17 @@ from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
 from minisgl_backend.models.experts import build_sparse_mlp
 from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
-from minisgl_backend.models.packed_file import open_packed, packed_path
+from minisgl_backend.models.packed_file import PackedInMemory, PackedStore, open_packed, packed_path
 from minisgl_backend.models.quantization import check_quantization
+from minisgl_backend.models.read_ahead import weight_files
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
 from minisgl_backend.models.weight_names import WeightNames
 from minisgl_backend.models.weights import NativeProducts, Weights
+
+_LEAST_KEPT_BYTES = 32 << 20  # of a model's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,19 @@ def load_model(
     source = open_source(spec, path)
     if native is None:
         return build_decoder(spec, source, device, dtype, context_tokens, quantization)
-    kept = packed_path(native.cache, path, dtype, quantization)
-    with open_packed(kept, native.progress) as store:
+    with _packed_store(native, path, dtype, quantization) as store:
         # What is packed is read from a source of its own: the pages that it has mapped are let go of with it.
         products = NativeProducts(native.kernels, native.product, store, open_source(spec, path))
         return build_decoder(spec, source, device, dtype, context_tokens, quantization, products)
+
+
+def _packed_store(
+    native: NativeLoad, path: Path, dtype: torch.dtype, quantization: Quantization
+) -> AbstractContextManager[PackedStore]:
+    """A small model is packed in less time than a file is worth, and tests make thousands of them."""
+    if sum(file.stat().st_size for file in weight_files(path)) < _LEAST_KEPT_BYTES:
+        return nullcontext(PackedInMemory())
+    return open_packed(packed_path(native.cache, path, dtype, quantization), native.progress)
 
 
 def open_source(spec: ModelSpec, path: Path) -> TensorSource:

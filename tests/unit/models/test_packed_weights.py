@@ -145,7 +145,10 @@ def products(model: Decoder) -> set[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_models_products_are_native_and_give_what_torchs_give(tmp_path: Path, dtype: str, tied: bool) -> None:
+def test_a_models_products_are_native_and_give_what_torchs_give(
+    tmp_path: Path, dtype: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl_backend.models.load._LEAST_KEPT_BYTES", 0)
     folder = write_random_llama(tmp_path / "model", dtype=dtype, tie_word_embeddings=tied, attention_bias=True)
     native, said = load(folder, tmp_path, dtype=dtype)
     assert [line.split(" in ")[0] for line in said] == ["packing weights, once", "packed weights"]
@@ -168,6 +171,11 @@ def test_quantised_products_stay_what_they_are(tmp_path: Path) -> None:
     model, _ = load(write_random_llama(tmp_path / "model"), tmp_path, quantization="int8")
     assert products(model) == {"StoredLinear"} and isinstance(model.layers[0].attention.o, StoredLinear)
     assert isinstance(model.lm_head, NativeLinear), "the head is not quantised"
+
+
+def test_a_small_model_is_packed_into_memory(tmp_path: Path) -> None:
+    model, said = load(write_random_llama(tmp_path / "model"), tmp_path / "cache")
+    assert products(model) == {"NativeLinear"} and said == [] and not (tmp_path / "cache").exists()
 
 
 def test_products_in_fp16_are_torchs(tmp_path: Path) -> None:
