@@ -35,7 +35,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # of weights and activations
     quantization: Quantization = "none"  # of the linear layers' weights at load; gguf: as they lie in the GGUF file
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"; "fake" computes no model (for load tests of the path)
-    attention: Literal["auto", "torch"] = "auto"  # attention backend
+    kernels: Literal["auto", "native", "torch"] = "auto"  # native: our own for a CPU; auto: those, where they run
+    attention: Literal["auto", "native", "torch"] = "auto"  # attention backend; auto: with native kernels native
+    decode_graphs: bool = True  # decode steps are recorded once per number of rows and replayed, where they can be
     page_size: int = 16  # tokens per KV page
     token_budget: int = 1024  # tokens computed in one step, prompt chunks and decode rows together
     max_running: int = 64  # sequences that hold a slot (rows of a step)

@@ -5,6 +5,7 @@ The worker calls `begin` once per step; the model calls `attend` of what it retu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,4 +71,15 @@ class AttentionBackend(Protocol):
 
     def begin(self, rows: StepRows) -> StepAttention:
         """Builds once what all layers of a step share: places to write to; groups of rows and masks of each window."""
+        ...
+
+
+class RecordableAttention(AttentionBackend, Protocol):
+    """A backend whose steps of decode rows can be recorded and replayed."""
+
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], StepAttention]:
+        """A step of decode rows alone: row i computes positions[i]. What it gives begins the step, in the recording.
+
+        positions [rows], page_tables [rows, n], int64, without gaps: the caller's, read again by each replay.
+        """
         ...

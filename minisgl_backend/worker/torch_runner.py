@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
-from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.device.host_peak import HostPeak
@@ -29,18 +28,14 @@ from minisgl_backend.sampling.draw import draw_tokens
 from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
+from minisgl_backend.worker.decode_graphs import DecodeGraphs
+from minisgl_backend.worker.kernel_choice import choose_kernels
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
 from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
 
 _MIB = 1 << 20
-
-ATTENTION_BACKENDS: dict[str, Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend]] = {
-    "auto": TorchAttention,  # the only one, and right on every device
-    "torch": TorchAttention,
-}
-"""By the setting `attention`."""
 
 
 class TorchRunner:
@@ -53,6 +48,7 @@ class TorchRunner:
         pool: PagedKvPool,
         *,
         attention: AttentionBackend,
+        graphs: DecodeGraphs | None = None,
         max_running: int,
         context_tokens: int,
         token_budget: int,
@@ -62,6 +58,7 @@ class TorchRunner:
         self._device = device
         self._pool = pool
         self._attention = attention
+        self._graphs = graphs
         self._max_running = max_running
         self._context_tokens = context_tokens
         self._token_budget = token_budget
@@ -101,7 +98,9 @@ class TorchRunner:
     def close(self) -> None:
         self._device.synchronize()
         self._grammars.close()
-        del self._model, self._attention, self._pool, self._slots
+        if self._graphs is not None:
+            self._graphs.close()
+        del self._model, self._graphs, self._attention, self._pool, self._slots
 
     @torch.inference_mode()
     def _step(self, plan: BatchPlan) -> StepResult:
@@ -126,16 +125,18 @@ class TorchRunner:
 
         sampled = np.flatnonzero(samples)
         filling = self._grammars.begin(slots[sampled])
-        attention = self._attention.begin(StepRows(starts, lengths, tables))
-        last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
         asked = tokens_asked(self._slots, slots, starts, lengths)
-        if asked.any():
+        prompts: tuple[Logprobs, ...] = ()
+        logits = None
+        if self._graphs is not None and len(sampled) == len(tokens) and not asked.any():  # decode rows alone
+            logits = self._graphs.logits(tokens, token_positions, tables)
+        if logits is None:
+            attention = self._attention.begin(StepRows(starts, lengths, tables))
             hidden = self._model.hidden(tokens, token_positions, attention)
-            prompts = describe_prompts(self._slots, slots, starts, row_ends - lengths, asked, hidden, self._model.head)
-            logits = self._model.head(hidden[last_tokens])
-        else:
-            prompts = ()
-            logits = self._model.forward(tokens, token_positions, attention, last_tokens)
+            if asked.any():
+                firsts, head = row_ends - lengths, self._model.head
+                prompts = describe_prompts(self._slots, slots, starts, firsts, asked, hidden, head)
+            logits = self._model.head(hidden[torch.from_numpy(row_ends[sampled] - 1).to(to)])
         if not len(sampled):
             self._device.synchronize()
             return StepResult(plan.step, (), prompt_logprobs=prompts)
@@ -201,19 +202,24 @@ def build_torch_runner(
     if dtype == torch.float16 and spec.dtype == "bfloat16":
         progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
+        kernels = choose_kernels(config, device, progress)
         host_peak = HostPeak()
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization)
+        native = kernels.native_load()
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, native)
         progress(_weights_line(weight_bytes(model), host_peak.bytes()))
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
         def runner(num_pages: int) -> TorchRunner:
             pool = PagedKvPool(shape, num_pages, config.page_size, device.torch_device)
+            attention = kernels.attention(pool, variants)
+            table_pages = -(-context_tokens // config.page_size)
             return TorchRunner(
                 model,
                 device,
                 pool,
-                attention=ATTENTION_BACKENDS[config.attention](pool, variants),
+                attention=attention,
+                graphs=kernels.graphs(model, attention, config.max_running, table_pages, pool.scratch_page),
                 max_running=config.max_running,
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,

@@ -1,0 +1,104 @@
+"""Which kernels a worker computes with: decided once, from the settings, the device and what this machine can build.
+
+Where it stands in the flow: asked while a runner is built. torch's are right everywhere; on a CPU there are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
+from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import EngineConfig
+from minisgl_backend.device.device import Device
+from minisgl_backend.errors import ConfigError
+from minisgl_backend.kernels.native.build import BuildFailed
+from minisgl_backend.kernels.native.kernels import NativeKernels
+from minisgl_backend.kernels.native.library import Library, open_library
+from minisgl_backend.kernels.native.recording import record
+from minisgl_backend.kvpool.paged import PagedKvPool
+from minisgl_backend.models.load import NativeLoad
+from minisgl_backend.models.locate import cache_folder
+from minisgl_backend.models.model import Model
+from minisgl_backend.worker.decode_graphs import DecodeGraphs, graph_sizes
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """What the settings `kernels`, `attention` and `decode_graphs` come to on this machine."""
+
+    config: EngineConfig
+    library: Library | None  # None: torch's kernels
+    progress: Progress
+
+    def native_load(self) -> NativeLoad | None:
+        """For load_model."""
+        if self.library is None:
+            return None
+        product = self.library.ops.linear.default
+        return NativeLoad(NativeKernels(self.library), product, cache_folder(), self.progress)
+
+    def attention(self, pool: PagedKvPool, variants: Sequence[AttentionVariant]) -> AttentionBackend:
+        """Raises ConfigError: the backend that was asked for can not serve this model here."""
+        if self.config.attention == "torch":
+            return TorchAttention(pool, variants)
+        obstacle = native_obstacle(pool) if self.library is not None else "there are no kernels of our own here"
+        if self.library is not None and not obstacle:
+            return NativeAttention(pool, variants, self.library)
+        if self.config.attention == "native":
+            raise ConfigError(f"setting 'attention' is native, but {obstacle}")
+        if self.library is not None:
+            self.progress(f"attention by torch: native kernels do not serve this model, {obstacle}")
+        return TorchAttention(pool, variants)
+
+    def graphs(
+        self, model: Model, attention: AttentionBackend, max_running: int, table_pages: int, scratch_page: int
+    ) -> DecodeGraphs | None:
+        """table_pages: of a whole context. None: steps are not recorded."""
+        if not self.config.decode_graphs or self.library is None or not isinstance(attention, NativeAttention):
+            return None
+        return DecodeGraphs(
+            model,
+            attention,
+            partial(record, self.library),
+            sizes=graph_sizes(max_running),
+            table_pages=table_pages,
+            scratch_page=scratch_page,
+            tell=self.progress,
+        )
+
+
+def choose_kernels(config: EngineConfig, device: Device, progress: Progress) -> KernelChoice:
+    """Builds and loads the native library where it is wanted. Raises ConfigError."""
+    if device.torch_device.type != "cpu":
+        if config.kernels == "native":
+            raise ConfigError(f"setting 'kernels' is native, which are for a CPU, but the device is {device.name}")
+        return KernelChoice(config, None, progress)
+    if config.kernels == "torch":
+        return KernelChoice(config, None, progress)
+    library = _library(config, progress)
+    if library is not None:
+        progress(f"kernels of our own ({library.level.name})")
+    return KernelChoice(config, library, progress)
+
+
+def _library(config: EngineConfig, progress: Progress) -> Library | None:
+    reasons: list[str] = []
+
+    def tell(line: str) -> None:
+        reasons.append(line)
+        progress(line)
+
+    try:
+        library = open_library(cache_folder(), tell)
+    except BuildFailed as error:
+        tell(f"our kernels could not be built, torch's are used, several times slower: {error}")
+        library = None
+    if library is None and config.kernels == "native":
+        raise ConfigError(f"setting 'kernels' is native, but {reasons[-1] if reasons else 'they can not be had'}")
+    return library

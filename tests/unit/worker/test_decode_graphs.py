@@ -1,0 +1,141 @@
+"""Recorded decode steps, with a recorder that keeps the work itself: faults of bookkeeping show on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl_backend.attention.interface import StepAttention
+from minisgl_backend.kernels.native.recording import NotRecordable
+from minisgl_backend.models.spec import ModelSpec
+from minisgl_backend.worker.decode_graphs import DecodeGraphs, Graph, graph_sizes
+
+PAGES, SCRATCH = 4, 99
+
+
+class EmulatedGraph:
+    """Replays by doing the work again, which writes its result where the first one lies."""
+
+    def __init__(self, work: Callable[[], Tensor], out: Tensor) -> None:
+        self._work, self._out = work, out
+        self.closed = False
+
+    def replay(self) -> None:
+        assert not self.closed, "a closed recording"
+        self._out.copy_(self._work())
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class EmulatedRecorder:
+    """See Recorder. `fails`: as if torch computed something in between."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.graphs: list[EmulatedGraph] = []
+        self.fails = fails
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        out = work()
+        if self.fails:
+            raise NotRecordable("aten::mul is no native call")
+        self.graphs.append(EmulatedGraph(work, out))
+        return self.graphs[-1], out
+
+
+class SummingModel:
+    """Its "logits" are what it was given: token, position, and the row's whole page table. `seen`: rows of each run."""
+
+    spec: ModelSpec
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.tables: list[Tensor] = []
+
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], StepAttention]:
+        self.tables.append(page_tables)
+        return lambda: page_tables  # type: ignore[return-value]
+
+    def begin(self, rows: object) -> StepAttention:
+        raise AssertionError("a recorded step begins by decode_step")
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: StepAttention, sampled: Tensor) -> Tensor:
+        assert isinstance(attention, Tensor)
+        self.seen.append(len(tokens))
+        return torch.cat((tokens[:, None], positions[:, None], attention), dim=1)[sampled].double()
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: StepAttention) -> Tensor:
+        raise AssertionError("a recorded step ends at the logits")
+
+    def head(self, hidden: Tensor) -> Tensor:
+        raise AssertionError("a recorded step ends at the logits")
+
+
+def made(
+    recorder: EmulatedRecorder, *, sizes: tuple[int, ...] = (1, 2, 4), lines: list[str]
+) -> tuple[SummingModel, DecodeGraphs]:
+    model = SummingModel()
+    graphs = DecodeGraphs(
+        model, model, recorder, sizes=sizes, table_pages=PAGES, scratch_page=SCRATCH, tell=lines.append
+    )
+    return model, graphs
+
+
+def given(rows: int, pages: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens, positions = (torch.randint(1, 90, (rows,), generator=generator) for _ in range(2))
+    return tokens.int(), positions, torch.randint(1, 90, (rows, pages), generator=generator)
+
+
+def expect(step: tuple[Tensor, Tensor, Tensor], logits: Tensor | None) -> None:
+    tokens, positions, tables = step
+    assert logits is not None
+    assert torch.equal(logits[:, 0], tokens.double()) and torch.equal(logits[:, 1], positions.double())
+    assert torch.equal(logits[:, 2 : 2 + tables.shape[1]], tables.double())
+
+
+def test_a_replayed_step_reads_every_input_anew() -> None:
+    recorder = EmulatedRecorder()
+    _, graphs = made(recorder, lines=[])
+    for seed, (rows, pages) in enumerate([(2, 2), (2, 2), (2, 4), (2, 1), (4, 3), (2, 4), (1, 1)]):
+        step = given(rows, pages, seed)
+        expect(step, graphs.logits(*step))
+    assert graphs.recorded == (2, 4, 1) and len(recorder.graphs) == 3
+
+
+def test_rows_beyond_those_of_the_step_touch_the_scratch_page_alone() -> None:
+    model, graphs = made(EmulatedRecorder(), lines=[])
+    expect(step := given(4, 4, 0), graphs.logits(*step))
+    expect(step := given(3, 2, 1), graphs.logits(*step))
+    assert (model.tables[0][3] == SCRATCH).all(), "the row that the larger step had used before"
+    assert model.seen[-1] == 4
+
+
+def test_a_model_that_can_not_be_recorded_is_run_by_the_caller_and_told_once() -> None:
+    lines: list[str] = []
+    model, graphs = made(EmulatedRecorder(fails=True), lines=lines)
+    assert graphs.logits(*given(2, 2, 0)) is None
+    assert graphs.logits(*given(4, 2, 1)) is None
+    assert lines == ["decode steps run without a recording: aten::mul is no native call"]
+    assert model.seen == [2], "tried once"
+
+
+def test_closing_frees_every_recording() -> None:
+    recorder = EmulatedRecorder()
+    _, graphs = made(recorder, lines=[])
+    graphs.logits(*given(1, 1, 0))
+    graphs.logits(*given(2, 1, 1))
+    graphs.close()
+    assert all(graph.closed for graph in recorder.graphs) and graphs.recorded == ()
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 15, 16, 17, 63, 64, 65, 200, 4096])
+def test_sizes_ascend_reach_the_most_rows_and_waste_less_than_a_quarter(max_running: int) -> None:
+    sizes = graph_sizes(max_running)
+    assert list(sizes) == sorted(set(sizes)) and sizes[-1] == max_running
+    for rows in range(1, max_running + 1):
+        size = min(size for size in sizes if size >= rows)
+        assert size - rows <= rows / 4
