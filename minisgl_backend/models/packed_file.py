@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,6 +36,7 @@ from minisgl_backend.models.read_ahead import weight_files
 
 _MARK = b"minisgl\1"
 _TAIL_BYTES = 16
+_LEFT_FREE_BYTES = 1 << 30  # of the disk
 _KEPT_DAYS = 30  # since a file was last opened
 
 Progress = Callable[[str], None]
@@ -128,8 +130,8 @@ class _PackedWriter:
             return PackedInMemory().take(name, shape, dtype, fill)
         try:
             offset = _next_page(self._file)
-            os.posix_fallocate(self._file.fileno(), offset, math.prod(shape) * dtype.itemsize)
-        except OSError as error:  # no room
+            _make_room(self._file, offset, math.prod(shape) * dtype.itemsize)
+        except OSError as error:
             self._give_up(error)
             return PackedInMemory().take(name, shape, dtype, fill)
         _filled(_mapped(self._file, offset, shape, dtype, mmap.ACCESS_WRITE), fill)
@@ -206,6 +208,14 @@ def _next_page(file: BinaryIO) -> int:
     """Goes to the end, and on to where a mapping can begin."""
     end = file.seek(0, os.SEEK_END)
     return file.seek(-(-end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY)
+
+
+def _make_room(file: BinaryIO, offset: int, size_bytes: int) -> None:
+    """Raises OSError. Without room that is set aside, a write to the mapping could end the process."""
+    disk = os.fstatvfs(file.fileno())
+    if disk.f_bavail * disk.f_frsize < size_bytes + _LEFT_FREE_BYTES:
+        raise OSError(errno.ENOSPC, "less than 1 GiB of the disk would be left")
+    os.posix_fallocate(file.fileno(), offset, size_bytes)
 
 
 def _prune(folder: Path) -> None:
