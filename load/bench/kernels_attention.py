@@ -81,7 +81,7 @@ def main() -> None:
     rows = []
     print(f"{'':34}{'native ms':>10}{'torch ms':>10}{'ratio':>8}{'floor ms':>10}{'native / floor':>16}   a layer")
     for shape in shapes:
-        for case in tqdm(CASES, leave=False):
+        for case in tqdm(CASES, leave=False, disable=None):
             row = measure(shape, case, dtype, library, 1 if arguments.quick else arguments.rounds)
             tqdm.write(_line(row))
             rows.append(row)
@@ -146,9 +146,10 @@ def _step(shape: Shape, case: Case, dtype: torch.dtype) -> tuple[StepRows, Paged
     pages = -(-end // _PAGE_TOKENS)
     kind = KvShape(shape.layers, shape.kv_heads, shape.head_dim, dtype)
     pool = PagedKvPool(kind, case.rows * pages, _PAGE_TOKENS, torch.device("cpu"))
+    numbers = torch.randn(pool.layer(0)[0].shape).to(dtype)
     for layer in range(shape.layers):
         for store in pool.layer(layer):
-            store.copy_(torch.randn(store.shape[1:]).to(dtype).expand_as(store))
+            store.copy_(numbers)
     order = torch.randperm(case.rows * pages, generator=torch.Generator().manual_seed(1))
     starts, lengths = np.full(case.rows, case.start, np.int64), np.full(case.rows, case.length, np.int64)
     return StepRows(starts, lengths, order.view(case.rows, pages)), pool
