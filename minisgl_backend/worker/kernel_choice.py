@@ -36,6 +36,11 @@ class KernelChoice:
     library: Library | None  # None: torch's kernels
     progress: Progress
 
+    @property
+    def told(self) -> str:
+        """For the operator, behind the dtype; empty: torch's."""
+        return "" if self.library is None else f", native kernels ({self.library.level.name})"
+
     def native_load(self) -> NativeLoad | None:
         """For load_model."""
         if self.library is None:
@@ -82,8 +87,6 @@ def choose_kernels(config: EngineConfig, device: Device, progress: Progress) -> 
     if config.kernels == "torch":
         return KernelChoice(config, None, progress)
     library = _library(config, progress)
-    if library is not None:
-        progress(f"kernels of our own ({library.level.name})")
     return KernelChoice(config, library, progress)
 
 

@@ -132,11 +132,14 @@ class TorchRunner:
             logits = self._graphs.logits(tokens, token_positions, tables)
         if logits is None:
             attention = self._attention.begin(StepRows(starts, lengths, tables))
-            hidden = self._model.hidden(tokens, token_positions, attention)
+            last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
             if asked.any():
+                hidden = self._model.hidden(tokens, token_positions, attention)
                 firsts, head = row_ends - lengths, self._model.head
                 prompts = describe_prompts(self._slots, slots, starts, firsts, asked, hidden, head)
-            logits = self._model.head(hidden[torch.from_numpy(row_ends[sampled] - 1).to(to)])
+                logits = head(hidden[last_tokens])
+            else:
+                logits = self._model.forward(tokens, token_positions, attention, last_tokens)
         if not len(sampled):
             self._device.synchronize()
             return StepResult(plan.step, (), prompt_logprobs=prompts)
@@ -198,11 +201,11 @@ def build_torch_runner(
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
     check_context_fits(config, spec, context_tokens, device.free_memory_bytes())
     kept = "" if config.quantization == "none" else f", quantization {config.quantization}"
-    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}{kept}")
+    kernels = choose_kernels(config, device, progress)
+    progress(f"loading weights on {device.name} in {str(dtype).removeprefix('torch.')}{kept}{kernels.told}")
     if dtype == torch.float16 and spec.dtype == "bfloat16":
         progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
-        kernels = choose_kernels(config, device, progress)
         host_peak = HostPeak()
         native = kernels.native_load()
         model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, native)

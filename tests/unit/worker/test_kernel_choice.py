@@ -1,0 +1,84 @@
+"""What the settings `kernels`, `attention` and `decode_graphs` come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fakes.attention_backends import native_library
+from minisgl_backend.attention.interface import AttentionVariant
+from minisgl_backend.attention.native_backend import NativeAttention
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.config import EngineConfig, resolve_config
+from minisgl_backend.device.cpu import CpuDevice
+from minisgl_backend.errors import ConfigError
+from minisgl_backend.kernels.native.levels import LEVEL_VARIABLE
+from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
+
+VARIANTS = (AttentionVariant(0.25),)
+
+
+def config(**settings: Any) -> EngineConfig:
+    return resolve_config({"device": "cpu", **settings})
+
+
+def pool(head_dim: int) -> PagedKvPool:
+    return PagedKvPool(KvShape(1, 2, head_dim, torch.float32), 4, 16, torch.device("cpu"))
+
+
+def choose(lines: list[str], **settings: Any) -> KernelChoice:
+    native_library()  # is built, so that no test waits for it
+    return choose_kernels(config(**settings), CpuDevice(1), lines.append)
+
+
+def test_native_kernels_are_taken_where_they_can_be_had() -> None:
+    lines: list[str] = []
+    choice = choose(lines)
+    assert choice.library is not None and choice.native_load() is not None
+    assert not lines and choice.told == f", native kernels ({choice.library.level.name})"
+    assert isinstance(choice.attention(pool(16), VARIANTS), NativeAttention)
+
+
+@pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"attention": "torch"}])
+def test_torchs_are_taken_when_they_are_asked_for(settings: dict[str, str]) -> None:
+    choice = choose([], **settings)
+    assert isinstance(choice.attention(pool(16), VARIANTS), TorchAttention)
+    assert (choice.library is None) == ("kernels" in settings)
+
+
+def test_a_model_that_native_attention_does_not_serve_is_served_by_torchs_and_told() -> None:
+    lines: list[str] = []
+    choice = choose(lines)
+    assert isinstance(choice.attention(pool(8), VARIANTS), TorchAttention)
+    assert "head_dim is 8" in lines[-1]
+    with pytest.raises(ConfigError, match="setting 'attention' is native, but head_dim is 8"):
+        choose([], attention="native").attention(pool(8), VARIANTS)
+
+
+def test_a_machine_without_native_kernels_serves_by_torchs_and_refuses_who_insists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(LEVEL_VARIABLE, "none")
+    lines: list[str] = []
+    choice = choose_kernels(config(), CpuDevice(1), lines.append)
+    assert (
+        choice.library is None
+        and choice.native_load() is None
+        and not choice.told
+        and "several times slower" in lines[-1]
+    )
+    assert isinstance(choice.attention(pool(16), VARIANTS), TorchAttention)
+    with pytest.raises(ConfigError, match="setting 'kernels' is native, but"):
+        choose_kernels(config(kernels="native"), CpuDevice(1), lines.append)
+    with pytest.raises(ConfigError, match="setting 'attention' is native, but there are no kernels of our own"):
+        choose_kernels(config(attention="native"), CpuDevice(1), lines.append).attention(pool(16), VARIANTS)
+
+
+@pytest.mark.parametrize("settings", [{"decode_graphs": False}, {"kernels": "torch"}, {"attention": "torch"}])
+def test_steps_are_not_recorded_when_they_are_not_to_be_or_can_not_be(settings: dict[str, Any]) -> None:
+    choice = choose([], **settings)
+    attention = choice.attention(pool(16), VARIANTS)
+    assert choice.graphs(None, attention, 4, 8, 4) is None  # type: ignore[arg-type]
