@@ -55,7 +55,7 @@ def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda li
     """The library of a level, built unless it is there. Two processes do not build at once.
 
     cache: the folder of all that is kept; made if it is not there. progress: a line before a build and one after.
-    Raises CompilerMissing, BuildFailed.
+    Raises CompilerMissing, BuildFailed, OSError: the folder can not be written.
     """
     return build_sources(SOURCES, level, cache, progress)
 
@@ -169,6 +169,7 @@ def _run(command: list[str], target: Path) -> None:
         done = subprocess.run([*command, "-o", name], capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildFailed(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+        made.chmod(0o755)  # whoever shares the folder may use it
         made.replace(target)
     finally:
         made.unlink(missing_ok=True)
@@ -211,7 +212,7 @@ def main() -> int:
         return 0
     try:
         build(level, Path(sys.argv[1]), _say)
-    except CompilerMissing as error:
+    except (CompilerMissing, OSError) as error:
         _say(f"{error}: no kernels of our own; the engine runs on torch alone, several times slower")
     return 0
 

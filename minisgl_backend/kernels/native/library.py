@@ -65,6 +65,6 @@ def open_library(cache_folder: Path, progress: Callable[[str], None] = lambda li
         return None
     try:
         return load_library(level, build(level, cache_folder, progress))
-    except CompilerMissing as error:
+    except (CompilerMissing, OSError) as error:
         progress(f"{error}: our kernels can not be built; torch's are used, several times slower")
         return None

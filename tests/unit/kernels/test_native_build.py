@@ -101,6 +101,23 @@ def test_without_a_compiler_torch_is_used_and_a_line_says_what_it_costs(
     assert lines == ["no no-such-compiler here: our kernels can not be built; torch's are used, several times slower"]
 
 
+def test_a_cache_folder_that_can_not_be_written_is_no_reason_not_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("minisgl_backend.kernels.native.library.best_level", lambda: AVX2)
+    (tmp_path / "file").touch()
+    lines: list[str] = []
+    assert open_library(tmp_path / "file", lines.append) is None
+    assert len(lines) == 1 and "Not a directory" in lines[0] and "torch's are used" in lines[0]
+
+
+@pytest.mark.slow
+def test_a_library_may_be_used_by_others_than_who_built_it(sources: Path, tmp_path: Path) -> None:
+    library, _ = built(sources, tmp_path)
+    assert library.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.slow
 def test_without_a_compiler_a_library_of_the_same_sources_is_used(
     monkeypatch: pytest.MonkeyPatch, sources: Path, tmp_path: Path
 ) -> None:
