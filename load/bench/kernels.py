@@ -5,8 +5,8 @@
 
 First every product is compared with torch. Then each is timed over weights that are used in turn, together larger than
 any cache share, as a step uses a model's: call by call, the median of `--repeats` rounds taken in turn. Two ceilings
-take their turn too, since a shared machine changes its pace: how fast torch reads 128 MiB, and its rate in a product of
-2,048² matrices. oneDNN's product is the one that torch prepacks (inference mode, bf16 only). One JSON line last.
+take their turn too, since a shared machine changes its pace: how fast torch reads 16 MiB, and its rate in a product of
+1,024² matrices. oneDNN's product is the one that torch prepacks (inference mode, bf16 only). One JSON line last.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ROWS = (1, 4, 8, 16, 32, 128, 512)
 
 _ROUND_S = 0.02  # that a round of one product aims at
 _MOST_WEIGHTS = 1000
-_READ_BYTES = 128 << 20
-_SIDE = 2048
+_READ_BYTES = 16 << 20
+_SIDE = 1024
 
 _Cases = dict[str, tuple[Callable[[Tensor], Tensor], Sequence[Tensor]]]  # a product, and the weights that it takes
 
@@ -84,7 +84,7 @@ def main() -> int:
 def ceiling_cases(dtype: torch.dtype) -> _Cases:
     """What is timed beside every product."""
     vector, square = torch.ones(4096), torch.ones(_SIDE, _SIDE, dtype=dtype)
-    matrices = [torch.ones(_READ_BYTES // 4 // 4096, 4096) for _ in range(3)]
+    matrices = [torch.ones(_READ_BYTES // 4 // 4096, 4096) for _ in range(24)]
     return {
         "read": (lambda matrix: torch.mv(matrix, vector), matrices),
         "matrix": (lambda matrix: torch.mm(matrix, matrix), [square]),
