@@ -1,7 +1,7 @@
 """Every family by the kernels in C++: its logits beside those of torch's kernels, and recorded decode steps beside the
 same steps run call by call, bit for bit.
 
-The cases are in tests/fakes/family_cases.py. Models are in fp32: what differs from torch is the order of sums.
+The cases are in tests/fakes/family_cases.py. Beside torch models are in fp32: what differs is the order of sums.
 """
 
 from __future__ import annotations
@@ -40,65 +40,69 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return FAMILY_CASES[request.param].write(tmp_path_factory.mktemp(request.param))
 
 
-@pytest.fixture
-def native_model(folder: Path, library: Library, tmp_path: Path) -> Decoder:
-    native = NativeLoad(NativeKernels(library), library.ops.linear.default, tmp_path, lambda line: None)
-    model = load(folder, native=native)
+def native_model(folder: Path, library: Library, cache: Path, dtype: torch.dtype) -> Decoder:
+    native = NativeLoad(NativeKernels(library), library.ops.linear.default, cache, lambda line: None)
+    model = load(folder, dtype, native=native)
     assert isinstance(model, Decoder)
     return model
 
 
-def pool_of(model: Decoder, num_pages: int) -> PagedKvPool:
+def pool_of(model: Decoder, num_pages: int, dtype: torch.dtype) -> PagedKvPool:
     spec = model.spec
-    shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, torch.float32)
+    shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
     return PagedKvPool(shape, num_pages, PAGE, torch.device("cpu"))
 
 
 def test_logits_equal_those_of_torchs_kernels_for_every_cut_of_a_sequence(
-    folder: Path, native_model: Decoder, library: Library
+    folder: Path, library: Library, tmp_path: Path
 ) -> None:
+    model = native_model(folder, library, tmp_path, torch.float32)
     tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = logits_of(load(folder), tokens, [LENGTH], PAGE, torch.float32)
-    served = not native_obstacle(pool_of(native_model, 1))
+    served = not native_obstacle(pool_of(model, 1, torch.float32))
     for cut in CUTS:
         backends = [TorchAttention, lambda pool, variants: NativeAttention(pool, variants, library)]
         for backend in backends if served else backends[:1]:
-            got = logits_of(native_model, tokens, cut, PAGE, torch.float32, backend)
+            got = logits_of(model, tokens, cut, PAGE, torch.float32, backend)
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_replayed_decode_steps_equal_steps_run_call_by_call(native_model: Decoder, library: Library) -> None:
+def test_replayed_decode_steps_equal_steps_run_call_by_call(
+    folder: Path, library: Library, tmp_path: Path, dtype: torch.dtype
+) -> None:
     """Positions grow by one and tokens change; rows are at different lengths, within pages and at their edges."""
-    pools = [pool_of(native_model, ROWS * 30) for _ in range(2)]
+    model = native_model(folder, library, tmp_path, dtype)
+    pools = [pool_of(model, ROWS * 30, dtype) for _ in range(2)]
     generator = torch.Generator().manual_seed(2)
-    for layer in range(native_model.spec.num_layers):
+    for layer in range(model.spec.num_layers):
         for recorded, eager in zip(*(pool.layer(layer) for pool in pools), strict=True):
             recorded.normal_(generator=generator)
             eager.copy_(recorded)
     if native_obstacle(pools[0]):
         pytest.skip("a head_dim that native attention does not serve")
-    backends = [NativeAttention(pool, attention_variants(native_model.spec), library) for pool in pools]
+    backends = [NativeAttention(pool, attention_variants(model.spec), library) for pool in pools]
     tables = torch.randperm(ROWS * 30, generator=generator).view(ROWS, 30)
     tokens, every = torch.zeros(ROWS, dtype=torch.int64), torch.arange(ROWS)
     positions = torch.tensor([0, 1, PAGE - 1, WINDOW, 2 * PAGE])
     begin_recorded, begin_eager = (backend.decode_step(positions, tables) for backend in backends)
 
     def forward() -> torch.Tensor:
-        return native_model.forward(tokens, positions, begin_recorded(), every)
+        return model.forward(tokens, positions, begin_recorded(), every)
 
-    if native_model.spec.moe is not None:
+    if model.spec.moe is not None:
         with pytest.raises(NotRecordable, match="is no native call"):
             record(library, forward)
         return
     recording, logits = record(library, forward)
-    assert torch.equal(logits, native_model.forward(tokens, positions, begin_eager(), every))
+    assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
     for _ in range(STEPS):
         tokens.copy_(torch.randint(0, 320, (ROWS,), generator=generator))
         positions.add_(1)
         recording.replay()
-        assert torch.equal(logits, native_model.forward(tokens, positions, begin_eager(), every))
-    for layer in range(native_model.spec.num_layers):
+        assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
+    for layer in range(model.spec.num_layers):
         for recorded, eager in zip(*(pool.layer(layer) for pool in pools), strict=True):
             assert torch.equal(recorded, eager)
     recording.close()

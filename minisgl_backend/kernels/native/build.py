@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisgl_backend.kernels.native.levels import LEVELS, Level, best_level
+from minisgl_backend.kernels.native.levels import Level, best_level, why_no_level
 
 SOURCES = Path(__file__).with_name("src")
 
@@ -208,7 +208,7 @@ def main() -> int:
     """Builds for this machine. No compiler is not an error: the engine then runs on torch alone."""
     level = best_level()
     if level is None:
-        _say(f"this processor has none of {', '.join(level.name for level in LEVELS)}: no kernels of our own")
+        _say(f"{why_no_level()}: the engine runs on torch alone, several times slower")
         return 0
     try:
         build(level, Path(sys.argv[1]), _say)

@@ -61,6 +61,13 @@ def levels_of(cpuinfo: str) -> tuple[Level, ...]:
     return tuple(level for level in LEVELS if level.needs <= words)
 
 
+def why_no_level() -> str:
+    """Where `best_level` gives none."""
+    if os.environ.get(LEVEL_VARIABLE) == "none":
+        return f"{LEVEL_VARIABLE} is none"
+    return "this processor runs none of our kernels"
+
+
 def best_level() -> Level | None:
     """Of this machine, or the one that MINISGL_CPU_LEVEL names; None: no kernels of our own.
 

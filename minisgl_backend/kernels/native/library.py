@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from minisgl_backend.kernels.native.build import CompilerMissing, build
-from minisgl_backend.kernels.native.levels import Level, best_level
+from minisgl_backend.kernels.native.levels import Level, best_level, why_no_level
 
 
 class Library:
@@ -48,10 +48,16 @@ class Library:
         self._c.minisgl_free(recording)
 
 
-@cache
+_LOADED: dict[Level, Library] = {}  # as torch's own table of operators, where none can be registered twice
+_LOADING = threading.Lock()
+
+
 def load_library(level: Level, path: Path) -> Library:
-    """path: of `build`. Once per process: operators can not be registered twice."""
-    return Library(level, path)
+    """path: of `build`. A process keeps the first one of a level, also when the sources are others meanwhile."""
+    with _LOADING:
+        if level not in _LOADED:
+            _LOADED[level] = Library(level, path)
+        return _LOADED[level]
 
 
 def open_library(cache_folder: Path, progress: Callable[[str], None] = lambda line: None) -> Library | None:
@@ -61,7 +67,7 @@ def open_library(cache_folder: Path, progress: Callable[[str], None] = lambda li
     """
     level = best_level()
     if level is None:
-        progress("this processor runs none of our kernels: torch's are used, several times slower")
+        progress(f"{why_no_level()}: torch's are used, several times slower")
         return None
     try:
         return load_library(level, build(level, cache_folder, progress))

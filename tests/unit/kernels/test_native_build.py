@@ -17,7 +17,7 @@ from minisgl_backend.kernels.native import build as building
 from minisgl_backend.kernels.native import levels
 from minisgl_backend.kernels.native.build import BuildFailed, CompilerMissing, build_sources
 from minisgl_backend.kernels.native.levels import LEVELS, best_level, levels_of
-from minisgl_backend.kernels.native.library import open_library
+from minisgl_backend.kernels.native.library import load_library, open_library
 
 AVX2 = LEVELS[-1]
 
@@ -165,7 +165,9 @@ def test_the_level_is_the_best_one_or_the_one_that_is_named(monkeypatch: pytest.
     monkeypatch.setenv(levels.LEVEL_VARIABLE, "avx2")
     assert best_level() is AVX2
     monkeypatch.setenv(levels.LEVEL_VARIABLE, "none")
-    assert best_level() is None
+    lines: list[str] = []
+    assert best_level() is None and open_library(Path("/nowhere"), lines.append) is None
+    assert lines == ["MINISGL_CPU_LEVEL is none: torch's are used, several times slower"]
     for wrong in ("amx", "sse"):
         monkeypatch.setenv(levels.LEVEL_VARIABLE, wrong)
         with pytest.raises(ConfigError, match=f"MINISGL_CPU_LEVEL is '{wrong}'; this machine has avx512, avx2, none"):
@@ -195,6 +197,11 @@ def test_the_process_has_one_openmp_runtime() -> None:
         timeout=300,
     )
     assert done.stdout.strip() == "1", done.stderr
+
+
+def test_a_process_keeps_the_library_that_it_has_loaded_of_a_level() -> None:
+    library = native_library()
+    assert load_library(library.level, Path("/of/other/sources.so")) is library
 
 
 def test_the_sources_are_shipped_beside_the_code() -> None:
