@@ -33,28 +33,33 @@ inline void score_pairs(const uint16_t* const* keys, const uint32_t* queries, in
   for (int i = 0; i < kKeys; ++i) store(scores + i * score_stride, sum[i]);
 }
 
-// Rows of keys or values that are wanted soon: asked for one by one, while others are computed with.
+// Keys or values that are wanted soon: asked for in the order in which they lie, some lines at a time, while others are
+// computed with. So the processor sees what comes next and asks for more at once than a program can.
 struct Wanted {
-  const uint16_t* const* rows;
-  int64_t count;
+  const uint16_t* pages;
+  const int64_t* places;  // of tokens, in `pages`
+  int64_t tokens, values;  // of each token, side by side
+  int64_t lines;           // at a time
+  int64_t done = 0;        // values of the first token
 
-  void fetch(int64_t row, int64_t from, int64_t values) const {
-    if (row >= count) return;
-    for (int64_t d = from; d < from + values; d += 32)
-      _mm_prefetch(reinterpret_cast<const char*>(rows[row] + d), _MM_HINT_T1);
+  void fetch() {
+    for (int64_t i = 0; i < lines && tokens > 0; ++i) {
+      _mm_prefetch(reinterpret_cast<const char*>(pages + *places + done), _MM_HINT_T1);
+      done += 32;
+      if (done >= values) done = 0, ++places, --tokens;
+    }
   }
 };
 
 // out[m][16 · kVecs] += weights of kRows queries · values; weights [pairs][stride], values: two rows a pair.
 template <int kRows, int kVecs>
 inline void value_pairs(const uint32_t* weights, int64_t stride, const uint16_t* const* values, int64_t offset,
-                        int64_t pairs, float* out, int64_t out_stride, const Wanted& wanted) {
+                        int64_t pairs, float* out, int64_t out_stride, Wanted& wanted) {
   __m512 sum[kRows][kVecs];
   for (int m = 0; m < kRows; ++m)
     for (int j = 0; j < kVecs; ++j) sum[m][j] = load(out + m * out_stride + j * 16);
   for (int64_t i = 0; i < pairs; ++i) {
-    wanted.fetch(2 * i, offset, 16 * kVecs);
-    wanted.fetch(2 * i + 1, offset, 16 * kVecs);
+    wanted.fetch();
     __m512i v[kVecs];
 #pragma GCC unroll 4
     for (int j = 0; j < kVecs; ++j)
@@ -72,7 +77,7 @@ inline void value_pairs(const uint32_t* weights, int64_t stride, const uint16_t*
 
 template <int kRows>
 inline void value_pair_rows(const uint32_t* weights, int64_t stride, const uint16_t* const* values, int64_t pairs,
-                            int64_t dim, float* out, const Wanted& wanted) {
+                            int64_t dim, float* out, Wanted& wanted) {
   int64_t d = 0;
   for (; d + 64 <= dim; d += 64)
     value_pairs<kRows, 4>(weights, stride, values, d, pairs, out + d, dim, wanted);
@@ -81,16 +86,15 @@ inline void value_pair_rows(const uint32_t* weights, int64_t stride, const uint1
 
 // out [rows, dim] += weightsᵀ · values. A row's sum is the same whatever the rows beside it.
 inline void add_value_pairs(const uint32_t* weights, int64_t stride, const uint16_t* const* values, int64_t pairs,
-                            int64_t dim, float* out, int64_t rows, const Wanted& wanted) {
+                            int64_t dim, float* out, int64_t rows, Wanted& wanted) {
   for (int64_t m = 0; m < rows; m += 4) {
-    const Wanted once{wanted.rows, m ? 0 : wanted.count};
     const auto* from = weights + m;
     float* to = out + m * dim;
     switch (std::min<int64_t>(rows - m, 4)) {
-      case 4: value_pair_rows<4>(from, stride, values, pairs, dim, to, once); break;
-      case 3: value_pair_rows<3>(from, stride, values, pairs, dim, to, once); break;
-      case 2: value_pair_rows<2>(from, stride, values, pairs, dim, to, once); break;
-      case 1: value_pair_rows<1>(from, stride, values, pairs, dim, to, once); break;
+      case 4: value_pair_rows<4>(from, stride, values, pairs, dim, to, wanted); break;
+      case 3: value_pair_rows<3>(from, stride, values, pairs, dim, to, wanted); break;
+      case 2: value_pair_rows<2>(from, stride, values, pairs, dim, to, wanted); break;
+      case 1: value_pair_rows<1>(from, stride, values, pairs, dim, to, wanted); break;
     }
   }
 }

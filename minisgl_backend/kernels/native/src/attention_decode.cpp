@@ -53,6 +53,20 @@ struct Item {
   Span keys() const { return row.keys(number); }
 };
 
+// The share of a KV head, number `head` of `heads`, in asking for the block that comes next.
+struct Next {
+  const Block& block;
+  int64_t head, heads, dim;
+
+#ifdef __AVX512BF16__
+  // pages: where this head's values of a token begin, of keys or of values.
+  Wanted keys_of(const uint16_t* pages) const {
+    const int64_t from = block.keys * head / heads, to = block.keys * (head + 1) / heads;
+    return {pages - head * dim, block.places + from, to - from, heads * dim, dim / 16};
+  }
+#endif
+};
+
 // What queries of a KV head have come to.
 struct Columns {
   int64_t width;              // queries of a KV head, rounded up to whole vectors
@@ -86,7 +100,7 @@ struct Widened {
     }
   }
 
-  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Block&,
+  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Next&,
                   const Seen& seen, bool masked, const ScoreRule& rule, const float* queries, float* work,
                   const Columns& columns) {
     float *scores = work, *wide = work + kBlock * columns.width;
@@ -181,7 +195,7 @@ struct Paired {
   }
 #endif
 
-  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Block& next,
+  static void add(const Attention& a, const Value* k, const Value* v, const Block& block, const Next& next,
                   const Seen& seen, bool masked, const ScoreRule& rule, const float* queries, float* work,
                   const Columns& columns) {
     const int64_t width = columns.width;
@@ -189,12 +203,8 @@ struct Paired {
     auto* pairs = reinterpret_cast<uint32_t*>(work + kBlock * width);
     auto* copy = reinterpret_cast<uint16_t*>(work + kBlock * width + kBlock / 2 * width);
     scores_of(a, k, block, reinterpret_cast<const uint32_t*>(queries), width, scores, copy);
-    const uint16_t *next_keys[kBlock], *next_values[kBlock];
-    for (int64_t i = 0; i < next.keys; ++i) next_keys[i] = k + next.places[i], next_values[i] = v + next.places[i];
-    const auto fetch_keys = [wanted = Wanted{next_keys, next.keys}, dim = a.dim](int64_t key) {
-      wanted.fetch(key, 0, dim);
-      wanted.fetch(key + 1, 0, dim);
-    };
+    Wanted keys = next.keys_of(k), values = next.keys_of(v);
+    const auto fetch_keys = [&keys](int64_t) { keys.fetch(); };
     for (int64_t c = 0; c < width; c += 16) {
       float shrink[16];
       float *most = columns.most + c, *total = columns.total + c, *from = scores + c;
@@ -209,7 +219,7 @@ struct Paired {
     const uint16_t* rows[kBlock];
     for (int64_t i = 0; i < seen.keys; ++i)  // a weight of 0 does not hide what is not finite
       rows[i] = i < block.hidden || i >= block.keys ? kZeroRow : v + block.places[i];
-    add_value_pairs(pairs, width, rows, seen.keys / 2, a.dim, columns.out, a.group(), {next_values, next.keys});
+    add_value_pairs(pairs, width, rows, seen.keys / 2, a.dim, columns.out, a.group(), values);
   }
 };
 
@@ -291,7 +301,9 @@ class PieceAttention {
     for (int64_t head = item_.heads.begin; head < item_.heads.end; ++head) {
       const auto* k = static_cast<const Value*>(a_.k_pages) + head * a_.dim;
       const auto* v = static_cast<const Value*>(a_.v_pages) + head * a_.dim;
-      Math::add(a_, k, v, block, next, seen, masked, rule_, queries_of(head), work_, columns_of(head));
+      const int64_t heads = item_.heads.end - item_.heads.begin;
+      const Next wanted{next, head - item_.heads.begin, heads, a_.dim};
+      Math::add(a_, k, v, block, wanted, seen, masked, rule_, queries_of(head), work_, columns_of(head));
     }
   }
 
