@@ -62,6 +62,8 @@ MODES: dict[str, dict[str, Any]] = {
     "chunked": {"token_budget": 20, "max_running": 9, "page_size": 4},
     "either-or": {"mixed": False},
     "pages of one token": {"page_size": 1},
+    "not recorded": {"decode_graphs": False},
+    "by torch's kernels": {"kernels": "torch"},
     "retracted": SMALL_POOL,
     "retracted without a cache": {**SMALL_POOL, "prefix_cache": False},
 }
