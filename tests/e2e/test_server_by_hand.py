@@ -20,7 +20,7 @@ import pytest
 
 from load.serving import engine_processes, eventually
 from load.streams import MODEL, ask
-from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.ports import claimed_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,13 +44,12 @@ def runtime() -> Iterator[Path]:
 
 @contextmanager
 def started(runtime: Path, tmp_path: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
-    ports = claim_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0})
-    options = " ".join(f"{option}={port}" for option, port in ports.items())
-    script = f"{lines_of_the_documentation(tmp_path / 'backends')} {options}\n"
+    lines = lines_of_the_documentation(tmp_path / "backends")
     with (
+        claimed_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0}) as ports,
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
-            ["bash", "-ec", script],
+            ["bash", "-ec", f"{lines} {' '.join(f'{option}={port}' for option, port in ports.items())}\n"],
             cwd=ROOT,
             env={**os.environ, "MINISGL_RUNTIME_DIR": str(runtime), **variables},
             stdout=log,

@@ -41,7 +41,7 @@ from minisgl_client.server.installation import (
     server_environment,
 )
 from minisgl_client.server.log import ServerLog
-from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.ports import claimed_ports
 from minisgl_client.server.process import Interrupts, ServerProcess
 from minisgl_client.server.shared_memory import backend_option, new_prefix, remove_regions
 from minisgl_client.stages import Stages
@@ -110,15 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.openai is not None:
         gateway.check_gateway(os.environ)
         wanted[gateway.OPTION] = arguments.openai
-    ports = claim_ports(arguments.host, wanted)
-    openai_port = ports.pop(gateway.OPTION, None)
-    model = prepare_model(engine_config(repository, settings), stages)
-    if "model" in settings:  # else the repository names it, and goes on doing so
-        settings["model"] = model
-    environment[SETTINGS_VARIABLE] = json.dumps(settings)
-    config = engine_config(repository, settings)
-    exit_s = math.ceil(bridge_config(repository, settings).drain_s) + _EXIT_S
-    with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
+    with (
+        claimed_ports(arguments.host, wanted) as ports,
+        tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder,
+    ):
+        openai_port = ports.pop(gateway.OPTION, None)
+        model = prepare_model(engine_config(repository, settings), stages)
+        if "model" in settings:  # else the repository names it, and goes on doing so
+            settings["model"] = model
+        environment[SETTINGS_VARIABLE] = json.dumps(settings)
+        config = engine_config(repository, settings)
+        exit_s = math.ceil(bridge_config(repository, settings).drain_s) + _EXIT_S
         command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
         command += [backend_option(regions), *arguments.triton_option]
