@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from minisgl_client.errors import Cancelled
+from minisgl_client.errors import Cancelled, ServerFault
 from minisgl_client.pieces import Answer, Piece
 from minisgl_client.reception import HEADERS, PROBE_S, SILENCE_S, Reception, channel_options
 from minisgl_client.requests import Request, RequestFields, encode, infer_method
@@ -60,6 +60,11 @@ class AsyncClient:
         async with self._start(Request.of(text, False, **fields)) as stream:
             return Answer.of([piece async for piece in stream])
 
+    async def ask(self, operation: str, text: str | None = None, **fields: Any) -> Any:
+        """What is no generation: the JSON object that the server tells. docs/client.md lists the operations."""
+        async with self._start(Request.asking(operation, text, fields)) as stream:
+            return await stream.told()
+
     async def close(self) -> None:
         """Cancels what is open and closes the connection. May be called more than once."""
         self._closed = True
@@ -101,6 +106,12 @@ class AsyncStream(AsyncIterator[Piece]):
                 return piece
         self._reception.result()
         raise StopAsyncIteration
+
+    async def told(self) -> Any:
+        """The result of an operation."""
+        async for _ in self:
+            raise ServerFault("the server answers an operation as if it were a generation")
+        return self._reception.answer()
 
     def cancel(self) -> None:
         """Tells the server that nobody waits. Iterating then raises Cancelled, unless the end had come."""

@@ -1,7 +1,7 @@
 """The text actor: owns every open request from its arrival to its one terminal answer.
 
-    holder ── Request, Cancel ──►  (this)  ── Sequence, Samples, Abort ──►  scheduler
-    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges ──────────  scheduler
+    holder ── Request, Cancel ──►  (this)  ── Sequence, Samples, Abort, Look ──►  scheduler
+    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges, View ──────────  scheduler
 
 Texts become tokens here and tokens become text (text/). A request ends for the first of these reasons: the scheduler
 says so (end token, length), its holder cancels or is gone, the engine dies. The record is then closed and answered;
@@ -16,6 +16,7 @@ import os
 import time
 from contextlib import closing
 
+from minisgl_backend.actors.engine_view import NO_VIEW, EngineView
 from minisgl_backend.actors.internal import (
     EngineDown,
     EngineUp,
@@ -31,11 +32,13 @@ from minisgl_backend.actors.internal import (
 from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
 from minisgl_backend.actors.open_request import OpenRequest
 from minisgl_backend.actors.preparation import Preparation, is_long, tokenise_now
+from minisgl_backend.actors.rates import Rates
 from minisgl_backend.actors.stats import NO_GAUGES, stats_of
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
 from minisgl_backend.messages.client import (
     PROTOCOL,
+    Answered,
     Cancel,
     EngineState,
     Failed,
@@ -48,9 +51,10 @@ from minisgl_backend.messages.client import (
     Stats,
     Welcome,
 )
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
+from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.text.limits import RequestLimits, limits_of
+from minisgl_backend.text.operations import read_operation
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.record import Record
@@ -83,6 +87,8 @@ class TextActor:
         self._behind: dict[SequenceId, None] = {}  # records with something to write, the next one first
         self._outputs: dict[HolderId, list[Output]] = {}
         self._inspectors: list[HolderId] = []
+        self._rates = Rates()
+        self._view = EngineView(self._rates, config.page_size, shows_prompts=config.show_prompts_in_engine_view)
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -128,6 +134,8 @@ class TextActor:
             self._on_engine_down()
         elif isinstance(message, StateChanged):
             self._on_state(message)
+        elif isinstance(message, View):
+            self._show(message)
         else:
             self._on_gauges(message)
 
@@ -154,6 +162,9 @@ class TextActor:
         self._open[sequence] = OpenRequest(holder, request.id, sequence, time.monotonic())
         self._by_request[holder, request.id] = sequence
         try:
+            if request.operation is not None:
+                self._on_operation(sequence, request)
+                return
             limits, tokenizer = self._admit()
             checked = check_request(request, tokenizer, limits)
             if checked.params.n > 1:
@@ -232,8 +243,11 @@ class TextActor:
             entry = self._open.get(started.id)
             if entry is not None and entry.record is not None:
                 entry.record.on_started(started, now_s)
+                self._rates.first_token(now_s - entry.arrived_s)
                 self._touched[entry.sequence] = None
         self._on_logprobs(progress)
+        self._rates.tokens(progress.sequence_ids, now_s)
+        self._rates.ended(ended.id for ended in progress.ended)
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             entry = self._open.get(id)
             if entry is None or entry.record is None:
@@ -322,6 +336,30 @@ class TextActor:
             self._open.pop(id, None)
         del self._by_request[entry.holder, entry.request]
 
+    # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_operation(self, id: SequenceId, request: Request) -> None:
+        """Of `engine` the queue's limit is no matter: it is asked when that is full. Raises RequestError."""
+        read_operation(request)
+        snapshot = self._view.recent(time.monotonic())
+        if snapshot is not None:
+            self._answer(id, snapshot)
+        elif self._view.wait(id) and not self._tell_scheduler(self._view.look):
+            self._show(NO_VIEW)
+
+    def _show(self, view: View) -> None:
+        """To all who wait for it."""
+        now_s = time.monotonic()
+        snapshot = self._view.snapshot(view, self._health.state, self._open, self._tokenizer, now_s)
+        for id in self._view.take_waiting():
+            if id in self._open:
+                self._answer(id, snapshot)
+
+    def _answer(self, id: SequenceId, result: bytes) -> None:
+        entry = self._open[id]
+        self._outputs.setdefault(entry.holder, []).append(Answered(entry.request, result))
+        self._close(entry)
+
     # ── holders and the engine's state ───────────────────────────────────────────────────────────────────────────
 
     def _on_hello(self, holder: HolderId, hello: Hello) -> None:
@@ -356,6 +394,8 @@ class TextActor:
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(NO_GAUGES))
         self._inspectors.clear()
+        self._view.forget()
+        self._rates.all_ended()
         if self._health.state is not EngineState.FAILED:
             self._become(Health(EngineState.RESTARTING, "the engine died"))
 

@@ -135,6 +135,7 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "prompt_token_ids": (np.int32, None),
     "reasoning_output": (np.object_, None),
     "tool_calls": (np.object_, None),
+    "result": (np.object_, 1),
 }
 """Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
 

@@ -37,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--api-keys", type=Path, metavar="FILE", help="keys, one a line; also in MINISGL_API_KEYS")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="whose pages may ask; * lets all")
     add("--max-body", type=_positive, default=MAX_BODY_BYTES, metavar="BYTES", help="of a request (%(default)s)")
+    add("--no-engine-view", action="store_true", help="do not tell at /engine what the engine does")
     add("--timeout", type=_seconds, metavar="SECONDS", help="an answer that takes longer is given up (default: none)")
     add("--drain", type=_positive, default=DRAIN_S, metavar="SECONDS", help="for answers at the end (%(default)s)")
     parser.set_defaults(run=run)
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         origins=tuple(arguments.cors_origin),
         max_body_bytes=arguments.max_body,
         timeout_s=arguments.timeout,
+        engine_view=not arguments.no_engine_view,
     )
     with _listener(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]

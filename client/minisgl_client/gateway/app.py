@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,7 @@ from minisgl_client.gateway.answering import Answering, Facts
 from minisgl_client.gateway.backends import Backends
 from minisgl_client.gateway.chats import ChatTeller
 from minisgl_client.gateway.completions import CompletionTeller
+from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
 from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
 from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
@@ -36,18 +38,24 @@ from minisgl_client.gateway.settings import GatewaySettings
 
 log = logging.getLogger("minisgl.gateway")
 
-_GUARDED = ("/v1/", "/metrics")
+_GUARDED = ("/v1/", "/metrics", "/engine")
 _FACTS = "minisgl.facts"
+_FRESH = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for a proxy that would keep or collect it
 Struct = TypeVar("Struct", bound=Body)
 
 
-def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
-    """The ASGI application. The back ends' connections stay the caller's, who closes them."""
-    api = _Api(settings, backends)
+def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The ASGI application. The back ends' connections stay the caller's, who closes them.
+
+    is_ending: the process is to stop: streams that would go on for ever end.
+    """
+    api = _Api(settings, backends, is_ending)
     app = Starlette(
         routes=[
             Route("/health", api.health),
             Route("/metrics", api.metrics),
+            Route("/engine", api.engine),
+            Route("/engine/stream", api.engine_stream),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.one_model),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -70,9 +78,10 @@ def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
 class _Api:
     """The endpoints."""
 
-    def __init__(self, settings: GatewaySettings, backends: Backends) -> None:
+    def __init__(self, settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool]) -> None:
         self._settings = settings
         self._backends = backends
+        self._view = EngineView(lambda: backends.choose().ask("engine", {}), is_ending)
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -91,6 +100,20 @@ class _Api:
             return Response(await read_metrics(self._settings.metrics_url), media_type=CONTENT_TYPE)
         except ClientError as error:
             raise of_client_error(error, {}) from None
+
+    async def engine(self, request: Request) -> Response:
+        """What the engine does at this moment."""
+        self._check_view()
+        return Response(await self._view.snapshot(), media_type="application/json", headers=_FRESH)
+
+    async def engine_stream(self, request: Request) -> Response:
+        """The same again and again, as server-sent events."""
+        self._check_view()
+        return StreamingResponse(self._view.events(), media_type="text/event-stream", headers=_FRESH)
+
+    def _check_view(self) -> None:
+        if not self._settings.engine_view:
+            raise ApiError(404, "this gateway was started with --no-engine-view", code="unknown_url")
 
     async def models(self, request: Request) -> Response:
         """The one there is."""
@@ -194,14 +217,14 @@ class _Door:
 def _log_line(scope: Scope, facts: Facts) -> None:
     """A path that is none of ours is somebody's text."""
     path = scope["path"] if scope["path"] in _OURS else "-"
-    if path in ("/health", "/metrics") and facts["status"] == 200:
+    if path in ("/health", "/metrics", "/engine") and facts["status"] == 200:
         return  # somebody asks every few seconds
     level = logging.ERROR if facts["status"] == 500 else logging.INFO
     told = " ".join(f"{name}={value}" for name, value in facts.items() if name != "status")
     log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
 
 
-_OURS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+_OURS = ("/health", "/metrics", "/engine", "/engine/stream", "/v1/models", "/v1/completions", "/v1/chat/completions")
 
 
 async def _bounded(request: Request, limit_bytes: int) -> bytes:
@@ -231,7 +254,7 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        known = "/v1/chat/completions, /v1/completions, /v1/models, /health and /metrics"
+        known = "/v1/chat/completions, /v1/completions, /v1/models, /engine, /engine/stream, /health and /metrics"
         return _of_error(ApiError(404, f"there is no such URL here; known are {known}", code="unknown_url"))
     if error.status_code == 405:
         message = f"the method {request.method[:10]} is not allowed here"

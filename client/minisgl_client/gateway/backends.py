@@ -12,13 +12,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from minisgl_client.aio import AsyncClient
-from minisgl_client.errors import RequestRefused, Unavailable, Unsupported
+from minisgl_client.errors import ClientError, RequestRefused, Unavailable, Unsupported
+from minisgl_client.gateway.errors import of_client_error
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.pieces import Piece
 
 _NO_PARSER = "parse_output: this model has no parser"  # the server's words
 _LEARNED_S = 60.0  # how long it is remembered: another model may be loaded under the name
 _PROBE_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 30.0
 _PROBE: dict[str, Any] = {"text": "", "max_tokens": 0}  # which a living engine refuses, and does nothing for
 
 
@@ -60,6 +62,13 @@ class Backend:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ask(self, operation: str, names: Mapping[str, str], text: str | None = None, **fields: Any) -> Any:
+        """What is no generation. names: the engine's field → the client's. Raises ApiError."""
+        try:
+            return await self._client.ask(operation, text, timeout_s=_ASK_TIMEOUT_S, **fields)
+        except ClientError as error:
+            raise of_client_error(error, names) from None
 
     async def check(self) -> None:
         """Raises ClientError when no engine is behind the server: Triton's own readiness does not say so."""

@@ -33,7 +33,7 @@ def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> N
 
 async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
     async with AsyncClient(settings.url, model=settings.model) as client:
-        app = build_app(settings, Backends(Backend(client, settings.timeout_s)))
+        app = build_app(settings, Backends(Backend(client, settings.timeout_s)), lambda: server.should_exit)
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -46,7 +46,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: in
             backlog=_BACKLOG,
             timeout_graceful_shutdown=drain_s,
         )
-        await _Server(config).serve(sockets=[listener])
+        server = _Server(config)
+        await server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
