@@ -33,6 +33,7 @@ from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_mod
 from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
 from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
+from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
 
@@ -60,6 +61,7 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
             Route("/v1/models/{name:path}", api.one_model),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat, methods=["POST"]),
+            *Page().routes(),
         ],
         exception_handlers={ApiError: _told, HTTPException: _not_routed, Exception: _fault},
     )
@@ -219,12 +221,14 @@ def _log_line(scope: Scope, facts: Facts) -> None:
     path = scope["path"] if scope["path"] in _OURS else "-"
     if path in ("/health", "/metrics", "/engine") and facts["status"] == 200:
         return  # somebody asks every few seconds
+    if scope["path"].startswith("/page/") and facts["status"] in (200, 304):
+        return  # a dozen belong to one look at /
     level = logging.ERROR if facts["status"] == 500 else logging.INFO
     told = " ".join(f"{name}={value}" for name, value in facts.items() if name != "status")
     log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
 
 
-_OURS = ("/health", "/metrics", "/engine", "/engine/stream", "/v1/models", "/v1/completions", "/v1/chat/completions")
+_OURS = ("/", "/health", "/metrics", "/engine", "/engine/stream", "/v1/models", "/v1/completions", "/v1/chat/completions")
 
 
 async def _bounded(request: Request, limit_bytes: int) -> bytes:
