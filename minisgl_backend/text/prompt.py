@@ -226,7 +226,7 @@ def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: int | N
     if len(raw) > most:  # before anything that walks over the text
         raise InvalidRequest(
             "text_input",
-            f"holds {len(raw)} bytes; no prompt of more than {most} bytes fits the limit of "
+            f"the prompt is too long: {len(raw)} bytes; none of more than {most} bytes fits the limit of "
             f"{limits.prompt_tokens} prompt tokens",
         )
     try:
@@ -245,6 +245,6 @@ def _refuse_many(field: str, tokens: int, limits: RequestLimits) -> None:
     if tokens > limits.prompt_tokens:
         raise InvalidRequest(
             field,
-            f"holds {tokens} tokens; the {limits.bound} of {limits.sequence_tokens} tokens takes prompts of at most "
-            f"{limits.prompt_tokens}",
+            f"the prompt is too long: {tokens} tokens; the {limits.bound} of {limits.sequence_tokens} tokens takes "
+            f"prompts of at most {limits.prompt_tokens}",
         )

@@ -157,7 +157,7 @@ class Tokenizer:
         found: list[str] = []
         text = self._render_hidden(messages, options, found)
         if max_chars is not None and len(text) > max_chars:
-            raise InvalidRequest("messages", f"make a text of {len(text)} characters; at most {max_chars} fit")
+            raise InvalidRequest("messages", f"the prompt is too long: {len(text)} characters; at most {max_chars} fit")
         if not found:
             return self.encode(text, add_special_tokens=False)
         if not self._joins_exactly:

@@ -52,7 +52,7 @@ REFUSED = [
     refused("text_input: must not be empty", {"text_input": ""}),
     refused("text_input: is not valid UTF-8", {"text_input": b"a\xff\xfe"}, doors=GRPC),
     refused("text_input: is not valid UTF-8", {"text_input": "a\ud800"}, doors=GRPC),
-    refused(f"text_input: holds {CONTEXT} tokens", {"text_input": "w" * CONTEXT}),
+    refused(f"text_input: the prompt is too long: {CONTEXT} tokens", {"text_input": "w" * CONTEXT}),
     refused("text_input: holds 1000000 bytes", {"text_input": "w" * 1_000_000}),
     refused("text_input: must be an input tensor", parameters={"text_input": "say:"}, doors=GRPC),
     refused("input_ids: must not be empty", {"input_ids": np.array([], dtype=np.int32)}),
@@ -61,7 +61,7 @@ REFUSED = [
         f"input_ids: must be from 0 to {VOCABULARY - 1}, got {VOCABULARY} at position 0", {"input_ids": [VOCABULARY]}
     ),
     refused("input_ids: must be from 0", {"input_ids": [2**31 - 1]}),
-    refused(f"input_ids: holds {CONTEXT} tokens", {"input_ids": [5] * CONTEXT}),
+    refused(f"input_ids: the prompt is too long: {CONTEXT} tokens", {"input_ids": [5] * CONTEXT}),
     # a chat
     refused("messages: ", {"messages": ""}),
     refused("messages: ", {"messages": "hi"}),
@@ -77,7 +77,7 @@ REFUSED = [
     refused("messages: ", {"messages": b'[{"role": "user", "content": "\xff"}]'}, doors=GRPC),
     refused("messages: ", {"messages": "[" * 100_000}),
     refused("messages: holds", chat('"' + "w" * CONTEXT + '"')),
-    refused("messages: make a text of", chat('"' + "w" * 1_000_000 + '"')),
+    refused("messages: the prompt is too long:", chat('"' + "w" * 1_000_000 + '"')),
     unsupported("tools", {"messages": CHAT, "tools": '[{"type": "function", "function": {"name": "f"}}]'}),
     refused("parse_output: needs messages", {"parse_output": True}),
     refused("tools: needs messages", {"tools": "[1]"}),

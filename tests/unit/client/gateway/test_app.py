@@ -96,6 +96,7 @@ async def test_prompts_of_one_request_are_asked_at_once_and_answered_in_their_or
     [
         (INVALID, "top_p: must be a number in (0, 1], got 0", 400, None, "top_p"),
         (INVALID, "max_tokens: must be an integer", 400, None, "max_completion_tokens"),
+        (INVALID, "messages: the prompt is too long: 9 tokens", 400, "context_length_exceeded", "messages"),
         (grpc.StatusCode.UNIMPLEMENTED, "messages: only text", 400, "unsupported", "messages"),
         (UNAVAILABLE, "the queue is full; try again later", 429, "queue_full", None),
         (UNAVAILABLE, "the engine is not ready; try again in a moment", 503, "unavailable", None),
