@@ -5,7 +5,7 @@ import { byId, el, set, svg, write } from "./dom.js";
 import { Rows } from "./rows.js";
 import { Tree } from "./tree.js";
 
-const KEPT = 120; // snapshots in the small curves
+const KEPT = 80; // snapshots in the small curves
 const AGAIN_MS = 2000;
 const PAGES = [
   ["tree_locked", "tree, in use"],
@@ -25,11 +25,11 @@ export class EngineView {
   #curves = { rate: [], running: [] };
 
   constructor() {
-    const tile = (id, title) => this.#tiles.set(id, makeTile(title));
+    const tile = (id, title, of = "") => this.#tiles.set(id, makeTile(title, of));
     tile("rate", "Tokens a second");
     tile("rows", "Running rows");
-    tile("ttft", "Time to first token");
-    tile("itl", "Between tokens");
+    tile("ttft", "Time to first token", "p50");
+    tile("itl", "Between tokens", "p50");
     tile("cache", "Cache hits");
     tile("retractions", "Retractions");
     byId("tiles").append(...[...this.#tiles.values()].map((one) => one.node));
@@ -74,9 +74,9 @@ export class EngineView {
         const response = await ask("engine/stream", { signal });
         for await (const data of events(response)) {
           const told = JSON.parse(data);
-          if (told.error) throw new Error(told.error.message);
-          this.#notice("");
-          this.#show(told);
+          this.#notice(told.error ? `No news of the engine: ${told.error.message}` : "");
+          this.#tellState(told.state);
+          if (!told.error) this.#show(told);
         }
       } catch (error) {
         if (signal.aborted) return;
@@ -93,11 +93,13 @@ export class EngineView {
     byId("engine-body").classList.toggle("stale", text !== "");
   }
 
+  #tellState(state) {
+    write(byId("engine-state"), state);
+    byId("engine-state").dataset.state = state;
+  }
+
   #show(told) {
     byId("engine-body").hidden = false;
-    const state = byId("engine-state");
-    write(state, told.state);
-    state.dataset.state = told.state;
     write(byId("engine-steps"), `step ${count(told.steps)}`);
     this.#showTiles(told);
     this.#showPages(told.pages);
@@ -111,9 +113,9 @@ export class EngineView {
     const waiting = told.waiting.length + (told.left_out?.waiting ?? 0);
     this.#tile("rate", told.tokens_per_s.toFixed(1), "", this.#curve("rate", told.tokens_per_s));
     this.#tile("rows", count(running), `${count(waiting)} waiting${told.slots ? ` · ${count(told.slots.total)} slots` : ""}`, this.#curve("running", running));
-    this.#tile("ttft", ms(told.ttft_ms.p50), `p90 ${ms(told.ttft_ms.p90)} · p99 ${ms(told.ttft_ms.p99)}`);
-    this.#tile("itl", ms(told.itl_ms.p50), `p90 ${ms(told.itl_ms.p90)} · p99 ${ms(told.itl_ms.p99)}`);
-    this.#tile("cache", prompt ? `${Math.round((100 * hit) / prompt)} %` : "–", `${count(hit)} of ${count(prompt)} prompt tokens`);
+    this.#tile("ttft", ms(told.ttft_ms.p50), percentiles(told.ttft_ms));
+    this.#tile("itl", ms(told.itl_ms.p50), percentiles(told.itl_ms));
+    this.#tile("cache", prompt ? `${Math.round((100 * hit) / prompt)} %` : "–", `${count(hit)} of ${count(prompt)} tokens`);
     this.#tile("retractions", count(told.retractions), `${count(evicted)} pages evicted`);
   }
 
@@ -147,19 +149,21 @@ export class EngineView {
   }
 }
 
-function makeTile(title) {
-  const value = el("div.value");
+/** of: what the large number is of many, such as the median. */
+function makeTile(title, of) {
+  const value = el("span");
   const more = el("div.more");
   const line = svg("polyline");
   const curve = svg("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true", hidden: true }, line);
-  return { node: el("div.tile", {}, el("h3", {}, title), value, more, curve), value, more, line };
+  return { node: el("div.tile", {}, el("h3", {}, title), el("div.value", {}, value, " ", el("small", {}, of)), more, curve), value, more, line };
 }
 
+const percentiles = ({ p90, p99 }) => `p90 ${ms(p90)} · p99 ${ms(p99)}`;
 const count = (number) => number.toLocaleString("en");
 
 function ms(value) {
   if (value === null || value === undefined) return "–";
-  if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(value < 10000 ? 2 : 1)} s`;
   return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
 

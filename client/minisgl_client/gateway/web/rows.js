@@ -88,7 +88,7 @@ function kind(name, title) {
 class Row {
   #phase = el("span.phase");
   #parts = { cached: el("span.cached"), prompt: el("span.prompt"), output: el("span.output") };
-  #cells = { prompt: el("td.number"), output: el("td.number"), pages: el("td.number.less"), age: el("td.number") };
+  #cells = { prompt: el("td.number.less"), output: el("td.number"), pages: el("td.number.less"), age: el("td.number.less") };
 
   constructor(id) {
     const bar = el("div.progress", { "aria-hidden": "true" }, ...Object.values(this.#parts));
@@ -101,7 +101,7 @@ class Row {
     const phase = waits ? "waiting" : told.phase;
     write(this.#phase, waits && told.priority ? `waiting, priority ${told.priority}` : phase);
     this.#phase.dataset.phase = phase;
-    set(this.node, { "data-id": told.id });
+    set(this.node, { "data-id": told.id, class: waits ? "row waits" : "row" });
     const cached = told.cached_tokens ?? 0;
     const widths = { cached, prompt: told.prompt_tokens - cached, output: told.output_tokens ?? 0 };
     for (const [name, part] of Object.entries(this.#parts)) part.style.width = `${Math.min(100, (100 * widths[name]) / scale)}%`;

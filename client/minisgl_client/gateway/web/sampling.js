@@ -3,15 +3,17 @@
 import { byId, el } from "./dom.js";
 
 const FIELDS = [
-  { name: "temperature", label: "Temperature", hint: "0 takes the most likely token", step: 0.1, min: 0 },
-  { name: "top_p", label: "Top p", hint: "the smallest set of tokens of this probability", step: 0.05, min: 0, max: 1 },
-  { name: "top_k", label: "Top k", hint: "the k most likely tokens", step: 1 },
-  { name: "min_p", label: "Min p", hint: "at least this share of the best one's probability", step: 0.05, min: 0, max: 1 },
+  { name: "temperature", label: "Temperature", hint: "0: most likely only", step: 0.1, min: 0 },
+  { name: "top_p", label: "Top p", hint: "probability kept", step: 0.05, min: 0, max: 1 },
+  { name: "top_k", label: "Top k", hint: "tokens kept", step: 1 },
+  { name: "min_p", label: "Min p", hint: "share of the best's", step: 0.05, min: 0, max: 1 },
   { name: "max_tokens", label: "Max tokens", hint: "of one answer", step: 1, min: 1 },
-  { name: "seed", label: "Seed", hint: "the same answer again", step: 1 },
-  { name: "presence_penalty", label: "Presence penalty", step: 0.1 },
-  { name: "frequency_penalty", label: "Frequency penalty", step: 0.1 },
-  { name: "repetition_penalty", label: "Repetition penalty", step: 0.05, min: 0 },
+  { name: "seed", label: "Seed", hint: "repeats an answer", step: 1 },
+];
+const PENALTIES = [
+  { name: "presence_penalty", label: "Presence", step: 0.1 },
+  { name: "frequency_penalty", label: "Frequency", step: 0.1 },
+  { name: "repetition_penalty", label: "Repetition", step: 0.05, min: 0 },
 ];
 
 export class Sampling {
@@ -23,7 +25,9 @@ export class Sampling {
     const rows = FIELDS.map((field) => this.#row(field));
     const system = labelled("s-system", "System message", null, this.#system);
     const stop = labelled("s-stop", "Stop strings", "one a line", this.#stop);
-    byId("fields").append(system, el("div.pairs", {}, ...rows), stop);
+    const penalties = PENALTIES.map((field) => this.#row(field));
+    const group = el("fieldset", {}, el("legend", {}, "Penalties"), el("div.threes", {}, ...penalties));
+    byId("fields").append(system, el("div.pairs", {}, ...rows), group, stop);
     const button = byId("sampling-button");
     const show = (open) => {
       byId("sampling").hidden = !open;
