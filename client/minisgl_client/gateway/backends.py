@@ -37,11 +37,14 @@ class Backend:
         self._parses_from = 0.0  # until then chats are not asked to be parsed
 
     async def pieces(self, plan: Plan, request_id: str) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Of all prompts, each with its prompt's number, as they come. Raises ClientError; close it to cancel them."""
+        """Of all prompts, each with its prompt's number, as they come. Raises ApiError; close it to cancel them."""
         if len(plan.prompts) == 1:
-            async with contextlib.aclosing(self._answer(plan, plan.prompts[0], request_id)) as answer:
-                async for piece in answer:
-                    yield 0, piece
+            try:
+                async with contextlib.aclosing(self._answer(plan, plan.prompts[0], request_id)) as answer:
+                    async for piece in answer:
+                        yield 0, piece
+            except ClientError as error:
+                raise of_client_error(error, plan.names) from None
             return
         arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(len(plan.prompts))
         tasks = [
@@ -52,6 +55,8 @@ class Backend:
             open_ = len(tasks)
             while open_:
                 place, news = await arrived.get()
+                if isinstance(news, ClientError):
+                    raise of_client_error(news, plan.names_of(place)) from None
                 if isinstance(news, Exception):
                     raise news
                 if news is None:
@@ -113,7 +118,7 @@ class Backend:
 
     async def _ask(self, plan: Plan, fields: Mapping[str, Any], request_id: str) -> AsyncIterator[Piece]:
         given = {**fields, "request_id": request_id, "timeout_s": self._timeout_s}
-        async with self._client.stream(stream=plan.stream, **given) as stream:
+        async with self._client.stream(stream=plan.stream and not plan.unanswered, **given) as stream:
             async for piece in stream:
                 yield piece
 

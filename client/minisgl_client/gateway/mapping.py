@@ -50,10 +50,15 @@ class Plan:
     top_logprobs: int | None = None  # best tokens at each place; None: no logprobs
     token_ids: bool = False
     echoed: Sequence[str] = ()  # the texts that stand in front of the answers, by prompt; none: no echo
+    unanswered: bool = False  # these texts are all that is told (max_tokens 0), and not the token that is asked for
     parses: bool = False  # a chat: reasoning and calls are taken apart, where the model has a parser
     tools: bool = False  # and it may call them as it is used to
     forced: Sequence[str] = ()  # functions one of which it must call
     one_call: bool = False  # of an answer, more are not told
+
+    def names_of(self, place: int) -> dict[str, str]:
+        """`names`, for one of several prompts, which is told by its place."""
+        return {ours: f"prompt[{place}]" if theirs == "prompt" else theirs for ours, theirs in self.names.items()}
 
 
 def plan_completion(body: CompletionBody) -> Plan:
@@ -68,13 +73,19 @@ def plan_completion(body: CompletionBody) -> Plan:
     if body.echo:
         if not texts:
             raise refused("echo", "needs a prompt of text: token ids are not echoed", "unsupported")
+        if body.truncate_prompt_tokens is not None and (body.logprobs is not None or body.max_tokens == 0):
+            raise refused("truncate_prompt_tokens", "what is left of a text is not known: not with an echo's logprobs")
         if body.logprobs is not None:
             sampling["prompt_logprobs"] = body.logprobs
+    unanswered = bool(body.echo) and body.max_tokens == 0
+    if unanswered:  # an engine gives one token at least
+        sampling |= {"max_tokens": 1, "echo": False}
     return Plan(
         prompts=[{**prompt, **sampling} for prompt in prompts],
         names=_names(body, _COMPLETION_NAMES),
         top_logprobs=body.logprobs,
         echoed=texts if body.echo else (),
+        unanswered=unanswered,
         **_common(body),
     )
 
@@ -158,7 +169,9 @@ def _prompts(prompt: Any) -> list[dict[str, Any]]:
         raise refused("prompt", f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
     if all(isinstance(one, str) for one in prompt):
         return [{"text": one} for one in prompt]
-    if all(isinstance(one, list) and one and _are_ids(one) for one in prompt):
+    if all(isinstance(one, list) and _are_ids(one) for one in prompt):
+        if [] in prompt:
+            raise refused(f"prompt[{prompt.index([])}]", "must not be empty")
         return [{"input_ids": one} for one in prompt]
     raise refused("prompt", "must hold strings only, token ids only, or lists of token ids only", "invalid_type")
 
