@@ -39,7 +39,7 @@ class EngineView:
         self._is_ending = is_ending
         self._clock = clock
         self._wait = wait
-        self._asking: asyncio.Task[bytes] | None = None
+        self._asking: asyncio.Task[bytes | ApiError] | None = None
         self._last = b""
         self._asked_s = -KEPT_S
 
@@ -49,7 +49,10 @@ class EngineView:
             if self._last and self._clock() < self._asked_s + KEPT_S:
                 return self._last
             self._asking = asyncio.create_task(self._fetch())
-        return await asyncio.shield(self._asking)  # who leaves leaves the others their answer
+        told = await asyncio.shield(self._asking)  # who leaves leaves the others their answer
+        if isinstance(told, ApiError):
+            raise told
+        return told
 
     async def events(self) -> AsyncIterator[bytes]:
         """One every `EVERY_S`, until the gateway ends. When the server tells nothing the event says so."""
@@ -61,8 +64,12 @@ class EngineView:
             yield b"data: %b\n\n" % data
             await self._wait(EVERY_S)
 
-    async def _fetch(self) -> bytes:
+    async def _fetch(self) -> bytes | ApiError:
+        """An error is returned: everybody who waited may have left."""
         self._asked_s = self._clock()
         self._last = b""
-        self._last = msgspec.json.encode(await self._ask())
+        try:
+            self._last = msgspec.json.encode(await self._ask())
+        except ApiError as error:
+            return error
         return self._last
