@@ -18,7 +18,7 @@ from minisgl_client.gateway.app import build_app
 from minisgl_client.gateway.backends import Backend, Backends
 from minisgl_client.gateway.settings import GatewaySettings
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 PHONE: Any = {"width": 360, "height": 740}
 
 
