@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 FINAL = 1
-WAIT_S = 5.0  # of every wait below; reached only by a failing test
+WAIT_S = 60.0  # of every wait below; reached only by a failing test
 
 
 class TritonModelException(Exception):
