@@ -116,11 +116,11 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "there is no beam search"),
     "length_penalty": ((1,), "there is no beam search"),
     "early_stopping": ((False,), "there is no beam search"),
-    "logits_processors": (([],), "is not supported by this version"),
+    "logits_processors": (([],), "code that a request names is not run"),
     "include_reasoning": ((True,), "it is told where there is some"),
     "separate_reasoning": ((True,), "it is told apart where there is some"),
     "stream_reasoning": ((True,), "a stream tells it as it comes"),
-    "lora_path": ((), "is not supported by this version"),
+    "lora_path": ((), "there are no adapters"),
     "return_tokens_as_token_ids": ((False,), "return_token_ids gives the ids"),
 }
 """Known, and would change the answer → the values that ask for nothing, and the reason. null asks for nothing."""
