@@ -242,7 +242,8 @@ def greeting(seconds: str, host: str, ports: Mapping[str, int], openai_port: int
     address = f"[{address}]" if ":" in address else address
     http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
     body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
-    openai = "" if openai_port is None else f"  OpenAI   http://{address}:{openai_port}/v1\n"
+    gateway_url = f"http://{address}:{openai_port}"
+    openai = "" if openai_port is None else f"  OpenAI   {gateway_url}/v1\n  page     {gateway_url}/\n"
     minisgl = shlex.quote(str(Path(sys.executable).parent / "minisgl"))  # not all who serve have it on their PATH
     return f"""
 ready after {seconds}

@@ -111,7 +111,7 @@ export class EngineView {
     const { prompt_tokens: prompt, hit_tokens: hit, evicted_pages: evicted } = told.cache;
     const running = told.running.length + (told.left_out?.running ?? 0);
     const waiting = told.waiting.length + (told.left_out?.waiting ?? 0);
-    this.#tile("rate", told.tokens_per_s.toFixed(1), "", this.#curve("rate", told.tokens_per_s));
+    this.#tile("rate", told.tokens_per_s < 1000 ? told.tokens_per_s.toFixed(1) : count(Math.round(told.tokens_per_s)), "", this.#curve("rate", told.tokens_per_s));
     this.#tile("rows", count(running), `${count(waiting)} waiting${told.slots ? ` · ${count(told.slots.total)} slots` : ""}`, this.#curve("running", running));
     this.#tile("ttft", ms(told.ttft_ms.p50), percentiles(told.ttft_ms));
     this.#tile("itl", ms(told.itl_ms.p50), percentiles(told.itl_ms));
