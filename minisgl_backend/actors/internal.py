@@ -83,10 +83,10 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """A long prompt was tokenised in a thread."""
+    """A long prompt was tokenised in a thread, or an operation worked out: the bytes are its result."""
 
     sequence: SequenceId
-    outcome: Accepted | RequestError
+    outcome: Accepted | bytes | RequestError
 
 
 ToText = FromHolder | HolderGone | Loaded | Tokenised | EngineUp | EngineDown | StateChanged | Progress | Gauges | View

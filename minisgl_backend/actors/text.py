@@ -14,7 +14,9 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 
 from minisgl_backend.actors.engine_view import NO_VIEW, EngineView
 from minisgl_backend.actors.internal import (
@@ -53,17 +55,18 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.text import operations
 from minisgl_backend.text.limits import RequestLimits, limits_of
-from minisgl_backend.text.operations import read_operation
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, Checked, check_request
+from minisgl_backend.text.request import Accepted, check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
 
+Work = Callable[[], Awaitable[Accepted | bytes | RequestError]]
 _log = logging.getLogger(__name__)
 
 
@@ -171,9 +174,8 @@ class TextActor:
                 self._add_samples(self._open[sequence], checked.params.n)
                 self._refuse_full(limits)
             if is_long(checked):
-                assert self._tasks is not None
-                beside = self._prepare(sequence, checked, tokenizer, limits)
-                self._open[sequence].tokenising = self._tasks.create_task(beside)
+                assert self._preparation is not None
+                self._work_beside(sequence, partial(self._preparation.prepare, checked, tokenizer, limits))
             else:
                 self._start(sequence, tokenise_now(checked, tokenizer, limits))
         except RequestError as error:
@@ -202,17 +204,22 @@ class TextActor:
         for id in entry.sequences:
             self._open[id] = entry
 
-    async def _prepare(
-        self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
-    ) -> None:
-        assert self._preparation is not None
-        await self._inbox.send(Tokenised(sequence, await self._preparation.prepare(checked, tokenizer, limits)))
+    def _work_beside(self, id: SequenceId, work: Work) -> None:
+        """Beside the loop; what comes of it is told to our inbox."""
+        assert self._tasks is not None
+        self._open[id].tokenising = self._tasks.create_task(self._tell_outcome(id, work))
+
+    async def _tell_outcome(self, id: SequenceId, work: Work) -> None:
+        await self._inbox.send(Tokenised(id, await work()))
 
     def _on_tokenised(self, message: Tokenised) -> None:
         if message.sequence not in self._open:  # cancelled meanwhile
             return
         if isinstance(message.outcome, RequestError):
             self._end(message.sequence, message.outcome.status, str(message.outcome))
+            return
+        if isinstance(message.outcome, bytes):
+            self._answer(message.sequence, message.outcome)
             return
         try:
             self._start(message.sequence, message.outcome)
@@ -339,8 +346,21 @@ class TextActor:
     # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_operation(self, id: SequenceId, request: Request) -> None:
-        """Of `engine` the queue's limit is no matter: it is asked when that is full. Raises RequestError."""
-        read_operation(request)
+        """Raises RequestError."""
+        name = operations.operation_of(request)
+        if name == operations.ENGINE:
+            self._look(id)
+            return
+        limits, tokenizer = self._admit()
+        operation = operations.read_operation(name, request, tokenizer, limits)
+        if operations.takes_long(operation):
+            assert self._preparation is not None
+            self._work_beside(id, partial(self._preparation.work_out, operation, tokenizer, limits))
+        else:
+            self._answer(id, operations.result_of(operation, tokenizer, limits))
+
+    def _look(self, id: SequenceId) -> None:
+        """A full queue is no matter, nor an engine that is down: that is when people look."""
         snapshot = self._view.recent(time.monotonic())
         if snapshot is not None:
             self._answer(id, snapshot)

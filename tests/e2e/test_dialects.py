@@ -116,15 +116,18 @@ def documented_requests() -> dict[str, str]:
 
 def test_the_documented_requests_are_answered_as_they_stand(real: Server) -> None:
     requests = documented_requests()
-    assert list(requests) == ["/v2/models/minisgl_unary/infer", "/v2/models/ensemble/generate"]
+    assert list(requests) == [
+        f"/v2/models/{path}" for path in ("minisgl/generate", "minisgl_unary/infer", "ensemble/generate")
+    ]
     answers = [
         httpx.post(f"{real.http}{path}", content=body, headers={"Content-Type": "application/json"}, timeout=PATIENCE_S)
         for path, body in requests.items()
     ]
-    assert [answer.status_code for answer in answers] == [200, 200]
-    outputs = {output["name"]: output["data"] for output in answers[0].json()["outputs"]}
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert json.loads(answers[0].json()["result"])["token_strs"][-1] == "Ġis"
+    outputs = {output["name"]: output["data"] for output in answers[1].json()["outputs"]}
     assert outputs["text_output"][0].startswith(f"{PROMPT} Paris") and outputs["finish_reason"] == ["length"]
-    assert answers[1].json()["text_output"].startswith(" Paris")
+    assert answers[2].json()["text_output"].startswith(" Paris")
 
 
 # ── minisgl_unary ────────────────────────────────────────────────────────────────────────────────────────────────

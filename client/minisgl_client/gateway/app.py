@@ -30,19 +30,20 @@ from minisgl_client.gateway.chats import ChatTeller
 from minisgl_client.gateway.completions import CompletionTeller
 from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
-from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
+from minisgl_client.gateway.fields import AnyBody, ChatBody, CompletionBody, read_body
 from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
+from minisgl_client.gateway.tokens import NAMES, DetokenizeBody, TokenizeBody, ask_detokenize, ask_tokenize
 
 log = logging.getLogger("minisgl.gateway")
 
-_GUARDED = ("/v1/", "/metrics", "/engine")
+_GUARDED = ("/v1/", "/metrics", "/engine", "/tokenize", "/detokenize")
 _FACTS = "minisgl.facts"
 _FRESH = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for a proxy that would keep or collect it
-Struct = TypeVar("Struct", bound=Body)
+Struct = TypeVar("Struct", bound=AnyBody)
 
 
 def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
@@ -57,6 +58,8 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
             Route("/metrics", api.metrics),
             Route("/engine", api.engine),
             Route("/engine/stream", api.engine_stream),
+            *(Route(f"{prefix}/tokenize", api.tokenize, methods=["POST"]) for prefix in ("", "/v1")),
+            *(Route(f"{prefix}/detokenize", api.detokenize, methods=["POST"]) for prefix in ("", "/v1")),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.one_model),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -137,6 +140,20 @@ class _Api:
         body = await self._read(request, ChatBody)
         plan = plan_chat(body)
         return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        body = await self._read(request, TokenizeBody)
+        return await self._operation(request, "tokenize", ask_tokenize(body))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = await self._read(request, DetokenizeBody)
+        return await self._operation(request, "detokenize", ask_detokenize(body))
+
+    async def _operation(self, request: Request, operation: str, fields: dict[str, Any]) -> Response:
+        id = f"{operation}-{request.scope[_FACTS]['id']}"
+        return _json(await self._backends.choose().ask(operation, NAMES, request_id=id, **fields))
 
     def _answering(self, request: Request, plan: Plan, teller: Teller, prefix: str) -> Answering:
         facts: Facts = request.scope[_FACTS]
@@ -228,7 +245,13 @@ def _log_line(scope: Scope, facts: Facts) -> None:
     log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
 
 
-_OURS = ("/", "/health", "/metrics", "/engine", "/engine/stream", "/v1/models", "/v1/completions", "/v1/chat/completions")
+_OURS = frozenset(
+    (
+        *("/", "/health", "/metrics", "/engine", "/engine/stream"),
+        *("/v1/models", "/v1/completions", "/v1/chat/completions"),
+        *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"),
+    )
+)
 
 
 async def _bounded(request: Request, limit_bytes: int) -> bytes:
@@ -258,7 +281,10 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        known = "/v1/chat/completions, /v1/completions, /v1/models, /engine, /engine/stream, /health and /metrics"
+        known = (
+            "/v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /engine, /engine/stream, "
+            "/health and /metrics"
+        )
         return _of_error(ApiError(404, f"there is no such URL here; known are {known}", code="unknown_url"))
     if error.status_code == 405:
         message = f"the method {request.method[:10]} is not allowed here"

@@ -24,10 +24,15 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # of no effect: chunks are not padded
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints read. null is the same as not given. Names and meanings are OpenAI's, then vLLM's."""
+class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What all endpoints read. null is the same as not given."""
 
     model: str | None = None
+
+
+class Body(AnyBody, frozen=True, kw_only=True):
+    """What both endpoints with an answer read. Names and meanings are OpenAI's, then vLLM's."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -125,7 +130,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Known, and would change the answer → the values that ask for nothing, and the reason. null asks for nothing."""
 
-Struct = TypeVar("Struct", bound=Body)
+Struct = TypeVar("Struct", bound=AnyBody)
 
 
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:

@@ -98,7 +98,7 @@ def plan_chat(body: ChatBody) -> Plan:
     top_logprobs = _top_logprobs(body)
     if top_logprobs is not None:
         sampling["logprobs"] = top_logprobs
-    fields: dict[str, Any] = {"messages": [_message(message) for message in body.messages], **sampling}
+    fields: dict[str, Any] = {"messages": [plain_message(message) for message in body.messages], **sampling}
     names = _names(body, {"max_tokens": length, "logprobs": "top_logprobs", "parse_output": "response_format"})
     choice, forced = _choice(body)
     if choice != "none":
@@ -198,7 +198,7 @@ def _top_logprobs(body: ChatBody) -> int | None:
     return None
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """As templates know it: OpenAI's clients write members without a value, and "developer" for "system"."""
     plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     if plain.get("role") == "developer":
