@@ -289,41 +289,6 @@ async def test_a_stream_by_asyncio_gives_the_same(real: Server) -> None:
     assert "".join(pieces) == await asyncio.to_thread(answer_of, real)
 
 
-def test_llama_indexs_connector_gets_its_answer(real: Server) -> None:
-    """The wire calls of llama-index-llms-nvidia-triton 0.6.0, made by tritonclient as it makes them: the package itself
-    needs llama-index-core, which is large. Its last call is a signal to TensorRT-LLM, which Triton refuses.
-    """
-    inputs = trt_inputs(
-        tritonclient.grpc,
-        top_k=scalar(1),
-        top_p=scalar(0, np.float32),
-        length_penalty=scalar(1.0, np.float32),
-        repetition_penalty=scalar(1.0, np.float32),
-        random_seed=scalar(0, np.uint64),
-    )
-    signal = {
-        "input_ids": scalar(0),
-        "input_lengths": scalar(0),
-        "request_output_len": scalar(0, np.uint32),
-        "stop": scalar(True, np.bool_),
-    }
-    with tritonclient.grpc.InferenceServerClient(real.grpc) as client, stream_of(client) as result:
-        outputs = [tritonclient.grpc.InferRequestedOutput("text_output")]
-        client.async_stream_infer(model_name="ensemble", inputs=inputs, outputs=outputs, request_id="42")
-        pieces, final = [], False
-        while not final:
-            came = result()
-            raw = came.get_response(as_json=True)
-            assert [output["name"] for output in raw["outputs"]] == ["text_output"]
-            pieces += [piece.decode() for piece in came.as_numpy("text_output")]
-            final = raw["parameters"]["triton_final_response"]["bool_param"]
-        signals = tensors(tritonclient.grpc, signal)
-        client.async_stream_infer("ensemble", signals, request_id="42", parameters={"Streaming": True})
-        with pytest.raises(InferenceServerException, match="unexpected inference input"):
-            result()
-    assert "".join(pieces) == answer_of(real)
-
-
 def test_a_guide_of_tensorrt_llm_holds_the_answer(real: Server) -> None:
     guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": " (London|Rome)"}
     answer = generate(real, "ensemble", text_input=PROMPT, max_tokens=8, **guide)
