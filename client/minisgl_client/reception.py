@@ -147,6 +147,9 @@ def _piece(tensors: dict[str, list[Any]]) -> Piece | None:
     )
 
 
+_NO_LOGPROBS, _NO_CALLS = b"null", b"[]"  # of nearly every piece: not worth a parser
+
+
 def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
     """An element of each tensor for each answer; the ids of all stand in one, and their counts tell where they part."""
     texts, ids = tensors["text_output"], tensors.get("output_ids")
@@ -159,9 +162,9 @@ def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
         texts,
         counts,
         each("finish_reason", b"None"),
-        each("logprobs", b"null"),
+        each("logprobs", _NO_LOGPROBS),
         each("reasoning_output", b""),
-        each("tool_calls", b"[]"),
+        each("tool_calls", _NO_CALLS),
         each("cumulative_logprob", None),
         strict=True,
     )
@@ -177,6 +180,8 @@ def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
 
 def _calls(raw: bytes) -> tuple[ToolCall, ...]:
     """Deltas; of an answer in one response whole calls, which say no index."""
+    if raw == _NO_CALLS:
+        return ()
     return tuple(
         ToolCall(call.get("index", place), call.get("name", ""), call["arguments"])
         for place, call in enumerate(json.loads(raw))
@@ -184,6 +189,8 @@ def _calls(raw: bytes) -> tuple[ToolCall, ...]:
 
 
 def _logprobs(raw: bytes) -> Logprobs | None:
+    if raw == _NO_LOGPROBS:
+        return None
     told = json.loads(raw)
     return None if told is None else tuple(None if entries is None else _entries(entries) for entries in told)
 
