@@ -334,12 +334,16 @@ class RadixCache:
         """
         chosen: dict[RadixNode, None] = {}
         for end in locked:
-            way: list[RadixNode] = []
-            node: RadixNode | None = end
-            while node is not None and node.parent is not None and node not in chosen:
-                way.append(node)
-                node = node.parent
-            chosen.update(dict.fromkeys(way[::-1]))
+            above = end.parent
+            if above is None:  # a root: nothing of it is cached
+                continue
+            if above.parent is not None and above not in chosen:
+                way = []
+                while above is not None and above.parent is not None and above not in chosen:
+                    way.append(above)
+                    above = above.parent
+                chosen.update(dict.fromkeys(reversed(way)))
+            chosen[end] = None
             if len(chosen) >= most:
                 return list(chosen)[:most]
         for node in islice(reversed(self._lru), most - len(chosen)):  # the latest used first: a node before its leaves

@@ -117,7 +117,7 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     retractions: int = 0  # since the start
 
 
-class RunningRow(msgspec.Struct, frozen=True, array_like=True):
+class RunningRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that holds a slot."""
 
     id: SequenceId
@@ -129,7 +129,7 @@ class RunningRow(msgspec.Struct, frozen=True, array_like=True):
     extending: bool  # part of what it knew at its admission is not planned yet
 
 
-class WaitingRow(msgspec.Struct, frozen=True, array_like=True):
+class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that holds nothing."""
 
     id: SequenceId
@@ -137,7 +137,7 @@ class WaitingRow(msgspec.Struct, frozen=True, array_like=True):
     priority: int
 
 
-class TreeNode(msgspec.Struct, frozen=True, array_like=True):
+class TreeNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An edge of the prefix tree."""
 
     number: int  # its own as long as it lives; never given twice by one group

@@ -6,7 +6,6 @@ changes nothing, and looks at no more rows and nodes than are asked for, whateve
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from itertools import chain, islice
 
@@ -26,8 +25,8 @@ class StepTimes:
     __slots__ = ("_next_s", "_steps", "_times")
 
     def __init__(self) -> None:
-        self._steps: array[int] = array("q")
-        self._times: array[float] = array("d")
+        self._steps: list[int] = []
+        self._times: list[float] = []
         self._next_s = 0.0
 
     def planned(self, step: StepId, now: float) -> None:
@@ -48,39 +47,64 @@ class StepTimes:
 def view_of(lives: Lives, gauges: Gauges, times: StepTimes, look: Look, now: float) -> View:
     """gauges: of this moment."""
     running = [*islice(chain(lives.extending.by_arrival(), lives.decoding.by_arrival()), look.rows)]
-    waiting = islice((state for state in lives.live.values() if state.phase is Phase.WAITING), look.rows)
     nodes = lives.tree.shown((state.node for state in running if state.node is not None), look.nodes)
     return View(
         gauges=gauges,
         quarantined_pages=lives.pages.quarantined_pages,
         prompt_tokens=lives.prompt_tokens,
         hit_tokens=lives.hit_tokens,
-        running=tuple(map(_running, running)),
-        waiting=tuple(WaitingRow(state.id, state.prompt_tokens, state.priority) for state in waiting),
-        nodes=tuple(_node(node, times, look.edge_tokens, lives.page_size, now) for node in nodes),
+        running=_running(running),
+        waiting=_waiting(lives, look.rows),
+        nodes=_nodes(nodes, times, look.edge_tokens, lives.page_size, now),
         total_nodes=lives.tree.num_nodes,
     )
 
 
-def _running(state: SequenceState) -> RunningRow:
-    return RunningRow(
-        state.id,
-        state.prompt_tokens,
-        state.cached_tokens,
-        state.known - state.prompt_tokens,
-        state.total_tokens - state.prompt_tokens,
-        len(state.pages),
-        state.phase is Phase.EXTENDING,
+def _running(states: list[SequenceState]) -> tuple[RunningRow, ...]:
+    extending = Phase.EXTENDING
+    return tuple(
+        [
+            RunningRow(
+                state.id,
+                (prompt := state.prompt_tokens),
+                state.cached_tokens,
+                state.known - prompt,
+                state.total_tokens - prompt,
+                len(state.pages),
+                state.phase is extending,
+            )
+            for state in states
+        ]
     )
 
 
-def _node(node: RadixNode, times: StepTimes, edge_tokens: int, page_size: int, now: float) -> TreeNode:
-    assert node.parent is not None
-    return TreeNode(
-        node.number,
-        node.parent.number,
-        len(node.pages) * page_size,
-        node.locks,
-        0.0 if node.locks else max(0.0, now - times.of(node.step)),
-        bytes(node.key[: edge_tokens * TOKEN_BYTES]),
+def _waiting(lives: Lives, most: int) -> tuple[WaitingRow, ...]:
+    """By arrival. Those who run are passed over."""
+    waiting = Phase.WAITING
+    count = min(most, len(lives.waiting))
+    rows: list[WaitingRow] = []
+    for state in lives.live.values() if count else ():
+        if state.phase is waiting:
+            rows.append(WaitingRow(state.id, state.prompt_tokens, state.priority))
+            if len(rows) == count:
+                break
+    return tuple(rows)
+
+
+def _nodes(
+    nodes: list[RadixNode], times: StepTimes, edge_tokens: int, page_size: int, now: float
+) -> tuple[TreeNode, ...]:
+    edge_bytes = edge_tokens * TOKEN_BYTES
+    return tuple(
+        [
+            TreeNode(
+                node.number,
+                node.parent.number if node.parent is not None else 0,
+                len(node.pages) * page_size,
+                (locks := node.locks),
+                0.0 if locks else now - times.of(node.step),
+                bytes(node.key[:edge_bytes]) if edge_bytes else b"",
+            )
+            for node in nodes
+        ]
     )
