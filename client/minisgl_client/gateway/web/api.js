@@ -1,4 +1,4 @@
-// What the page asks of its gateway: JSON, server-sent events, errors in OpenAI's shape, and the key where one is needed.
+// What the page asks of its gateway: JSON, server-sent events, errors in OpenAI's shape, the key where one is needed.
 
 const KEY = "minisgl.key";
 let held = "";
@@ -36,8 +36,8 @@ export function askForKeysWith(ask) {
   asker = ask;
 }
 
-/** One request, relative to the page, so that a proxy may put the gateway below a path. Raises ApiError; AbortError when
- *  the signal ended it. A missing or wrong key is asked for, and the request sent again. */
+/** One request, relative to the page, so that a proxy may put the gateway below a path. Raises ApiError, and AbortError
+ *  when the signal ended it. A missing or wrong key is asked for, and the request sent again. */
 export async function ask(path, { body, signal } = {}) {
   for (;;) {
     const used = held;

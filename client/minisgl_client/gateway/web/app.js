@@ -32,7 +32,8 @@ function views() {
   };
   addEventListener("hashchange", show);
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) engine.close(); // nobody looks
+    if (document.hidden)
+      engine.close(); // nobody looks
     else show();
   });
   byId("skip").addEventListener("click", (event) => {

@@ -4,7 +4,11 @@ import { ApiError, ask, events, fromBody } from "./api.js";
 import { byId, copy, el, write } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-const STARTERS = ["Name three rivers and one fact about each.", "Write a Python function that reverses a list.", "Explain a prefix cache to a child."];
+const STARTERS = [
+  "Name three rivers and one fact about each.",
+  "Write a Python function that reverses a list.",
+  "Explain a prefix cache to a child.",
+];
 const REASONS = { length: "cut at its length", stop: "", tool_calls: "calls a tool", content_filter: "filtered" };
 
 export class Chat {
@@ -24,7 +28,8 @@ export class Chat {
     byId("new-chat").addEventListener("click", () => this.#clear());
     prompt.addEventListener("input", () => fit(prompt));
     prompt.addEventListener("keydown", (event) => {
-      const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
+      const sends =
+        event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
       if (sends) {
         event.preventDefault();
         this.#send();
@@ -33,7 +38,9 @@ export class Chat {
     byId("chat").addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.#running) this.#running.abort();
     });
-    byId("starters").append(...STARTERS.map((text) => el("button", { type: "button", onclick: () => this.#start(text) }, text)));
+    byId("starters").append(
+      ...STARTERS.map((text) => el("button", { type: "button", onclick: () => this.#start(text) }, text)),
+    );
   }
 
   /** The view is on the screen: what a keyboard writes belongs to the message. */
@@ -82,7 +89,12 @@ export class Chat {
   async #answer(exchange) {
     const running = new AbortController();
     exchange.answer = "";
-    const body = { ...this.#sampling.fields(), messages: this.#messages(exchange), stream: true, stream_options: { include_usage: true } };
+    const body = {
+      ...this.#sampling.fields(),
+      messages: this.#messages(exchange),
+      stream: true,
+      stream_options: { include_usage: true },
+    };
     const view = new Answer(() => this.#again(exchange, view));
     this.#busy(running);
     try {
@@ -133,7 +145,8 @@ class Answer {
   #began = performance.now();
   #firstAt = null;
   #lastAt = null;
-  #drawing = 0;
+  #drawing = 0; // a timer
+  #took = 0; // the last drawing, in ms
   #body = el("div.markdown");
   #thought = el("div.thought");
   #thoughts = el("details.reasoning", { hidden: true }, el("summary", {}, "Reasoning"), this.#thought);
@@ -143,7 +156,11 @@ class Answer {
   #markdown = new Markdown(this.#body);
 
   constructor(again) {
-    const copying = el("button.quiet", { type: "button", "aria-label": "Copy the answer", onclick: () => copy(this.text, copying) }, "Copy");
+    const copying = el(
+      "button.quiet",
+      { type: "button", "aria-label": "Copy the answer", onclick: () => copy(this.text, copying) },
+      "Copy",
+    );
     this.#foot.append(copying, el("button.quiet.again", { type: "button", onclick: again }, "Ask again"));
     byId("turns").append(this.#node);
     toEnd();
@@ -171,10 +188,11 @@ class Answer {
     this.#firstAt ??= this.#lastAt;
     this.text += content ?? "";
     this.#reasoning += reasoning ?? "";
-    this.#drawing ||= setTimeout(() => this.#draw(), Math.min(16 + this.text.length / 500, 200)); // a long text is not drawn for each token
+    this.#drawing ||= setTimeout(() => this.#draw(), 16 + 4 * this.#took); // what costs much is drawn rarely
   }
 
   #draw() {
+    const began = performance.now();
     const followed = atEnd();
     clearTimeout(this.#drawing);
     this.#drawing = 0;
@@ -182,6 +200,7 @@ class Answer {
     this.#thoughts.hidden = this.#reasoning === "";
     write(this.#thought, this.#reasoning);
     if (followed) toEnd();
+    this.#took = performance.now() - began;
   }
 
   finish() {
@@ -216,7 +235,10 @@ class Answer {
     if (this.#firstAt !== null) told.push(`first word after ${seconds(this.#firstAt - this.#began)}`);
     if (this.#usage) {
       const { completion_tokens: out, prompt_tokens: prompt, prompt_tokens_details: details } = this.#usage;
-      const rate = out > 1 && this.#lastAt > this.#firstAt ? `, ${(((out - 1) * 1e3) / (this.#lastAt - this.#firstAt)).toFixed(1)} a second` : "";
+      const rate =
+        out > 1 && this.#lastAt > this.#firstAt
+          ? `, ${(((out - 1) * 1e3) / (this.#lastAt - this.#firstAt)).toFixed(1)} a second`
+          : "";
       told.push(`${out} tokens${rate}`, `prompt ${prompt}, ${details?.cached_tokens ?? 0} cached`);
     }
     return told;

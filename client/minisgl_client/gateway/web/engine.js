@@ -80,7 +80,9 @@ export class EngineView {
         }
       } catch (error) {
         if (signal.aborted) return;
-        this.#notice(error.status === 404 ? "This server does not show its engine." : `No news of the engine: ${error.message}`);
+        this.#notice(
+          error.status === 404 ? "This server does not show its engine." : `No news of the engine: ${error.message}`,
+        );
         if (error.status === 401 || error.status === 404) return this.close();
       }
       await pause(AGAIN_MS, signal);
@@ -111,11 +113,25 @@ export class EngineView {
     const { prompt_tokens: prompt, hit_tokens: hit, evicted_pages: evicted } = told.cache;
     const running = told.running.length + (told.left_out?.running ?? 0);
     const waiting = told.waiting.length + (told.left_out?.waiting ?? 0);
-    this.#tile("rate", told.tokens_per_s < 1000 ? told.tokens_per_s.toFixed(1) : count(Math.round(told.tokens_per_s)), "", this.#curve("rate", told.tokens_per_s));
-    this.#tile("rows", count(running), `${count(waiting)} waiting${told.slots ? ` · ${count(told.slots.total)} slots` : ""}`, this.#curve("running", running));
+    this.#tile(
+      "rate",
+      told.tokens_per_s < 1000 ? told.tokens_per_s.toFixed(1) : count(Math.round(told.tokens_per_s)),
+      "",
+      this.#curve("rate", told.tokens_per_s),
+    );
+    this.#tile(
+      "rows",
+      count(running),
+      `${count(waiting)} waiting${told.slots ? ` · ${count(told.slots.total)} slots` : ""}`,
+      this.#curve("running", running),
+    );
     this.#tile("ttft", ms(told.ttft_ms.p50), percentiles(told.ttft_ms));
     this.#tile("itl", ms(told.itl_ms.p50), percentiles(told.itl_ms));
-    this.#tile("cache", prompt ? `${Math.round((100 * hit) / prompt)} %` : "–", `${count(hit)} of ${count(prompt)} tokens`);
+    this.#tile(
+      "cache",
+      prompt ? `${Math.round((100 * hit) / prompt)} %` : "–",
+      `${count(hit)} of ${count(prompt)} tokens`,
+    );
     this.#tile("retractions", count(told.retractions), `${count(evicted)} pages evicted`);
   }
 
@@ -133,7 +149,9 @@ export class EngineView {
     values.push(value);
     if (values.length > KEPT) values.shift();
     const top = Math.max(...values, 1);
-    return values.map((one, at) => `${(100 * (KEPT - values.length + at + 1)) / KEPT},${(23 - (22 * one) / top).toFixed(1)}`).join(" ");
+    return values
+      .map((one, at) => `${(100 * (KEPT - values.length + at + 1)) / KEPT},${(23 - (22 * one) / top).toFixed(1)}`)
+      .join(" ");
   }
 
   #showPages(pages) {
@@ -154,8 +172,17 @@ function makeTile(title, of) {
   const value = el("span");
   const more = el("div.more");
   const line = svg("polyline");
-  const curve = svg("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true", hidden: true }, line);
-  return { node: el("div.tile", {}, el("h3", {}, title), el("div.value", {}, value, " ", el("small", {}, of)), more, curve), value, more, line };
+  const curve = svg(
+    "svg",
+    { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true", hidden: true },
+    line,
+  );
+  return {
+    node: el("div.tile", {}, el("h3", {}, title), el("div.value", {}, value, " ", el("small", {}, of)), more, curve),
+    value,
+    more,
+    line,
+  };
 }
 
 const percentiles = ({ p90, p99 }) => `p90 ${ms(p90)} · p99 ${ms(p99)}`;

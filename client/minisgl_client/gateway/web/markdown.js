@@ -6,7 +6,7 @@ import { copy, el } from "./dom.js";
 const LINKS = ["http:", "https:", "mailto:"];
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 
-/** Shows a text that grows: blocks that did not change since the last call stay as they are, and with them a selection. */
+/** Shows a text that grows: blocks that did not change since the last call stay, and with them a selection. */
 export class Markdown {
   #node;
   #raws = [];
@@ -64,7 +64,11 @@ const blocks = (tokens) => tokens.filter((token) => token.type !== "space" && to
 function code(token) {
   const lang = langOf(token);
   const text = el("code", {}, token.text);
-  const button = el("button.quiet", { type: "button", "aria-label": `Copy the code${lang ? ` (${lang})` : ""}` }, "Copy");
+  const button = el(
+    "button.quiet",
+    { type: "button", "aria-label": `Copy the code${lang ? ` (${lang})` : ""}` },
+    "Copy",
+  );
   button.addEventListener("click", () => copy(text.textContent, button));
   const pre = el("pre", { tabindex: "0" }, text);
   return el("figure", { "data-lang": lang }, el("figcaption", {}, el("span", {}, lang || "text"), button), pre);
@@ -127,7 +131,9 @@ function link(href, children) {
     return children; // relative to nothing we know
   }
   if (!LINKS.includes(url.protocol)) return children;
-  return [el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, ...children)];
+  return [
+    el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, ...children),
+  ];
 }
 
 function decoded(text) {

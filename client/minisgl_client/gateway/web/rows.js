@@ -1,4 +1,5 @@
-// The table of requests: rows keep their element as long as their request lives, and move when it is admitted or retracted.
+// The table of requests: a row keeps its element as long as its request lives, and moves when that is admitted or
+// retracted.
 
 import { byId, el, set, write } from "./dom.js";
 
@@ -40,7 +41,7 @@ export class Rows {
     const { body, title, none } = this.#kinds[name];
     const shown = list.slice(0, SHOWN);
     const hidden = left + list.length - shown.length;
-    write(title, `${name === "running" ? "Running" : "Waiting"} ${list.length + left}${hidden ? `, ${hidden} of them not shown` : ""}`);
+    write(title, `${this.#kinds[name].name} ${list.length + left}${hidden ? `, ${hidden} of them not shown` : ""}`);
     none.hidden = shown.length > 0;
     let at = none;
     for (const told of shown) {
@@ -60,7 +61,11 @@ export class Rows {
 
   /** All bars have one scale, so that they can be compared; it grows at once and shrinks when half of it is empty. */
   #rescale(running, waiting) {
-    const longest = Math.max(32, ...running.map((row) => row.prompt_tokens + row.output_tokens), ...waiting.map((row) => row.prompt_tokens));
+    const longest = Math.max(
+      32,
+      ...running.map((row) => row.prompt_tokens + row.output_tokens),
+      ...waiting.map((row) => row.prompt_tokens),
+    );
     if (longest > this.#scale || longest < this.#scale / 3) this.#scale = Math.ceil(longest * 1.4);
   }
 
@@ -72,7 +77,8 @@ export class Rows {
     for (const { node } of this.#rows.values()) {
       const from = before.get(node);
       if (from === undefined) node.animate([{ opacity: 0 }, { opacity: 1 }], MOVE);
-      else if (from !== node.offsetTop) node.animate([{ transform: `translateY(${from - node.offsetTop}px)` }, { transform: "none" }], MOVE);
+      else if (from !== node.offsetTop)
+        node.animate([{ transform: `translateY(${from - node.offsetTop}px)` }, { transform: "none" }], MOVE);
     }
   }
 }
@@ -82,18 +88,33 @@ function kind(name, title) {
   const heading = el("th", { scope: "rowgroup", colspan: 7 }, title);
   const none = el("tr.none", {}, el("td", { colspan: 7 }, name === "running" ? "Nothing runs." : "Nobody waits."));
   body.append(el("tr.kind", {}, heading), none);
-  return { body, title: heading, none };
+  return { body, name: title, title: heading, none };
 }
 
 class Row {
   #phase = el("span.phase");
   #parts = { cached: el("span.cached"), prompt: el("span.prompt"), output: el("span.output") };
-  #cells = { prompt: el("td.number.less"), output: el("td.number"), pages: el("td.number.less"), age: el("td.number.less") };
+  #cells = {
+    prompt: el("td.number.less"),
+    output: el("td.number"),
+    pages: el("td.number.less"),
+    age: el("td.number.less"),
+  };
 
   constructor(id) {
     const bar = el("div.progress", { "aria-hidden": "true" }, ...Object.values(this.#parts));
     const { prompt, output, pages, age } = this.#cells;
-    this.node = el("tr.row", {}, el("th", { scope: "row" }, id), el("td", {}, this.#phase), el("td.bar-cell", {}, bar), prompt, output, pages, age);
+    this.node = el(
+      "tr.row",
+      {},
+      el("th", { scope: "row" }, id),
+      el("td", {}, this.#phase),
+      el("td.bar-cell", {}, bar),
+      prompt,
+      output,
+      pages,
+      age,
+    );
   }
 
   show(told, kind, scale) {
@@ -104,7 +125,8 @@ class Row {
     set(this.node, { "data-id": told.id, class: waits ? "row waits" : "row" });
     const cached = told.cached_tokens ?? 0;
     const widths = { cached, prompt: told.prompt_tokens - cached, output: told.output_tokens ?? 0 };
-    for (const [name, part] of Object.entries(this.#parts)) part.style.width = `${Math.min(100, (100 * widths[name]) / scale)}%`;
+    for (const [name, part] of Object.entries(this.#parts))
+      part.style.width = `${Math.min(100, (100 * widths[name]) / scale)}%`;
     write(this.#cells.prompt, String(told.prompt_tokens));
     write(this.#cells.output, waits ? "" : `${told.output_tokens} / ${told.max_tokens}`);
     write(this.#cells.pages, waits ? "" : String(told.pages));

@@ -81,7 +81,15 @@ export class Sampling {
   }
 
   #row({ name, label, hint, step, min, max }) {
-    const input = el("input", { id: `s-${name}`, type: "number", step: "any", min, max, inputmode: "decimal", placeholder: "default" });
+    const input = el("input", {
+      id: `s-${name}`,
+      type: "number",
+      step: "any",
+      min,
+      max,
+      inputmode: "decimal",
+      placeholder: "default",
+    });
     if (step) stepping(input, step);
     input.addEventListener("input", () => input.removeAttribute("aria-invalid"));
     this.#inputs.set(name, input);

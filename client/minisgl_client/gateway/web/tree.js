@@ -6,7 +6,11 @@ import { byId, el, set, svg, write } from "./dom.js";
 const MOST_LEAVES = 48;
 const LINE = 18; // height of a leaf, in px
 const GAP = 2;
-const KINDS = [["locked", "in use"], ["recent", "used within a minute"], ["idle", "not used for longer"]];
+const KINDS = [
+  ["locked", "in use"],
+  ["recent", "used within a minute"],
+  ["idle", "not used for longer"],
+];
 const TABLE = 200;
 
 export class Tree {
@@ -62,15 +66,27 @@ export class Tree {
     const parents = new Map();
     for (const node of tree) parents.set(node.parent, (parents.get(node.parent) ?? 0) + 1);
     const shared = tree.filter((node) => (parents.get(node.id) ?? 0) > 1 || node.locks > 1).length;
-    const told = `${(tree.length + leftOut).toLocaleString("en")} nodes, ${tokens.toLocaleString("en")} tokens, ${shared} shared`;
+    const nodes = (tree.length + leftOut).toLocaleString("en");
+    const told = `${nodes} nodes, ${tokens.toLocaleString("en")} tokens, ${shared} shared`;
     write(byId("tree-note"), tree.length === 0 ? "empty" : told + (hidden ? `; ${hidden} not drawn` : ""));
     set(byId("tree"), { "aria-label": `Radix tree: ${told}. The table below has the nodes.` });
   }
 
   #table(tree) {
     const rows = tree.slice(0, TABLE).map((node) => {
-      const cells = [node.parent ?? "the root", node.tokens, node.locks, `${node.last_used_s.toFixed(1)} s ago`, node.text ?? "not shown"];
-      return el("tr", {}, el("th", { scope: "row" }, String(node.id)), ...cells.map((cell, at) => el(at && at < 4 ? "td.number" : "td", {}, String(cell))));
+      const cells = [
+        node.parent ?? "the root",
+        node.tokens,
+        node.locks,
+        `${node.last_used_s.toFixed(1)} s ago`,
+        node.text ?? "not shown",
+      ];
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, String(node.id)),
+        ...cells.map((cell, at) => el(at && at < 4 ? "td.number" : "td", {}, String(cell))),
+      );
     });
     byId("tree-nodes").replaceChildren(...rows);
   }
@@ -86,12 +102,13 @@ class Block {
     const [x, y] = [node.from * scale, node.line * LINE];
     const wide = Math.max(1, node.tokens * scale - GAP);
     const high = node.lines * LINE - GAP;
+    const used = node.locks ? "in use" : `used ${node.last_used_s.toFixed(1)} s ago`;
     const kind = node.locks > 0 ? "locked" : node.last_used_s < 60 ? "recent" : "idle";
     set(this.node, { class: `${kind}${node.children.length > 1 || node.locks > 1 ? " shared" : ""}` });
     set(this.#rect, { x, y, width: wide, height: high });
     set(this.#label, { x: x + 6, y: y + high / 2 });
     write(this.#label, fitting(node, wide));
-    write(this.#title, `${node.tokens} tokens, ${node.locks} locks, ${node.locks ? "in use" : `used ${node.last_used_s.toFixed(1)} s ago`}${node.text ? `: ${node.text}` : ""}`);
+    write(this.#title, `${node.tokens} tokens, ${node.locks} locks, ${used}${node.text ? `: ${node.text}` : ""}`);
   }
 }
 
@@ -109,7 +126,8 @@ function fitting({ tokens, locks, text }, wide) {
 function grown(tree) {
   const nodes = new Map(tree.map((node) => [node.id, { ...node, children: [], line: null, lines: 0, from: 0 }]));
   const roots = [];
-  for (const node of [...nodes.values()].sort((a, b) => a.id - b.id)) (nodes.get(node.parent)?.children ?? roots).push(node);
+  for (const node of [...nodes.values()].sort((a, b) => a.id - b.id))
+    (nodes.get(node.parent)?.children ?? roots).push(node);
   return roots;
 }
 

@@ -360,3 +360,29 @@ def test_a_server_that_tells_nothing_is_no_blank_page(chromium: Browser, url: st
         page.route("**/engine/stream", lambda route: route.fulfill(status=404, body=body))
         page.goto(f"{url}#engine")
         expect(page.locator("#engine-notice")).to_have_text("This server does not show its engine.")
+
+
+def test_reasoning_is_apart_from_the_answer_and_is_not_sent_back(page: Page) -> None:
+    thought = {"delta": {"reasoning_content": f"First {HOSTILE}"}, "finish_reason": None}
+    word = {"delta": {"content": "Paris"}, "finish_reason": "stop"}
+    body = as_events({"choices": [thought]}, {"choices": [word]}) + "data: [DONE]\n\n"
+    answer = {"content_type": "text/event-stream", "body": body}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+    ask(page, "Where?")
+    answered(page)
+    expect(page.locator(".answer .markdown")).to_have_text("Paris")
+    expect(page.locator(".thought")).to_be_hidden()
+    page.get_by_text("Reasoning").click()
+    expect(page.locator(".thought")).to_have_text(f"First {HOSTILE}")
+    with page.expect_request("**/v1/chat/completions") as caught:
+        ask(page, "And?")
+    assert caught.value.post_data_json["messages"][1] == {"role": "assistant", "content": "Paris"}
+    answered(page, 2)
+
+
+def test_a_text_that_markdown_can_not_take_is_shown_as_it_is(page: Page, server: InferenceServer) -> None:
+    deep = ">" * 3000 + " deep"
+    server.script = pieces("Well:\n\n", deep, reason="stop")
+    ask(page, "Deep?")
+    answered(page)
+    expect(page.locator(".answer .markdown > p.raw")).to_contain_text(deep)
