@@ -19,7 +19,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor, shared_memory
 
 from load.serving import Server, eventually
 
@@ -211,3 +211,38 @@ def test_a_client_that_does_not_wait_so_long_frees_its_request(server: Server, b
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         by_grpc.infer(ONCE, inputs(grpc, sampling=endless), client_timeout=1.0)
     assert server.until_idle(PATIENCE_S).steps - before < tokens, "it ran on to its end"
+
+
+def test_what_genai_perf_sends_is_answered(server: Server, by_grpc: Any, expected: str) -> None:
+    """The inputs of its converters `vllm` (numbers are strings there), `tensorrtllm` and `triton_generate`, 0.0.16."""
+    sampling = json.dumps({"max_tokens": "5", "min_tokens": "5", "temperature": "0"})
+    vllm = {
+        "text_input": text(PROMPT),
+        "exclude_input_in_output": np.array([True]),
+        "stream": np.array([True]),
+        "sampling_parameters": text(sampling),
+    }
+    tensorrt = {
+        "text_input": text(PROMPT).reshape(1, 1),
+        "max_tokens": np.array([[5]], dtype=np.int32),
+        "exclude_input_in_output": np.array([[True]]),
+        "stream": np.array([[True]]),
+        "min_length": np.array([[5]], dtype=np.int32),
+    }
+    for model, arrays in ((STREAMING, vllm), ("ensemble", tensorrt)):
+        sent = []
+        for name, array in arrays.items():
+            sent.append(grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)))
+            sent[-1].set_data_from_numpy(array)
+        with results_of(by_grpc) as result:
+            by_grpc.async_stream_infer(model, sent)
+            pieces = [result()]
+            while not is_final(pieces[-1]):
+                pieces.append(result())
+        whole = "".join(piece.as_numpy("text_output").reshape(-1)[0].decode() for piece in pieces)
+        assert PROMPT + whole == expected, model
+    body = {"text_input": [PROMPT], "stream": True, "max_tokens": 5, "temperature": 0}
+    url = f"{server.http}/v2/models/{STREAMING}/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
+    assert PROMPT + "".join(event["text_output"] for event in events) == expected
