@@ -155,5 +155,6 @@ def _pages(view: View) -> dict[str, int]:
 
 def _text(edge: bytes, tokenizer: Tokenizer) -> str:
     """How the edge begins; special tokens by their names."""
-    data = b"".join(tokenizer.token_bytes(token) for token in unpack_tokens(edge))
+    table = tokenizer.all_bytes
+    data = b"".join([table[token] for token in unpack_tokens(edge)])
     return data.decode("utf-8", "replace")[:EDGE_CHARS]

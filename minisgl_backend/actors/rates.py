@@ -13,7 +13,7 @@ from minisgl_backend.messages.ids import SequenceId
 
 WINDOW_S = 2.0
 KEPT_TTFTS = 512
-KEPT_GAPS = 4096
+KEPT_GAPS = 2048
 _BUCKET_S = 0.1
 
 Percentiles = dict[str, float | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import shutil
@@ -25,7 +26,7 @@ from minisgl_backend.actors.link import EngineLink
 from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, EngineUnavailable, ModelNotFound, StartError, Status
-from minisgl_backend.messages.client import EngineState, Failed, Finished, Health, Output, Request, Stats
+from minisgl_backend.messages.client import Answered, EngineState, Failed, Finished, Health, Output, Request, Stats
 from minisgl_backend.messages.ids import RequestId
 
 pytestmark = pytest.mark.slow
@@ -178,6 +179,19 @@ def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(slow: Engin
     client.submit("the cat")
     assert isinstance(client.terminal(), Finished)
     assert _stats(slow).restarts == 1
+    client.link.close()
+
+
+def test_a_host_tells_the_view_of_an_engine_that_died(slow: EngineConfig) -> None:
+    client = Client(structs.replace(slow, max_restarts=0))
+    os.kill(_pid(_stats(client.config), "scheduler"), signal.SIGKILL)
+    client.until(EngineState.FAILED)
+    id = RequestId(10**6)
+    client.link.submit(Request(id, None, b"", False, None, operation=b"engine"))
+    told = client.outputs.get(timeout=PATIENCE_S)
+    assert isinstance(told, Answered) and told.id == id
+    view = json.loads(told.result)
+    assert view["state"] == "failed" and view["running"] == [] and view["slots"]["total"] == 0
     client.link.close()
 
 
