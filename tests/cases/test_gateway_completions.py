@@ -19,6 +19,7 @@ from fakes.scripted_model import ids_of
 from fakes.tiny_model import TINY
 from fakes.tokenizers import byte_level_folder, sentencepiece_folder
 from fakes.whole_path import events, scripted, whole_path
+from minisgl_backend.messages.plan import BatchPlan
 
 SCRIPTS = {"A": [b"one", b" two"], "B": [b"go", b" on", b" and", b" go"], "C": [b"abc", b"def"]}
 LLAMA = {**TINY, "vocab_size": 512, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -138,12 +139,35 @@ async def test_oa_04_lists_of_ids_are_prompts(http: httpx.AsyncClient, more: dic
 
 
 @BOTH
+async def test_oa_04_an_echo_of_ids_is_their_text(http: httpx.AsyncClient, more: dict[str, Any]) -> None:
+    a, c = (ids_of(SCRIPTS)[character] for character in (b"A", b"C"))
+    asked: Any = {"echo": True, "n": 2, "temperature": 1, "max_tokens": 2}
+    *choices, _ = await complete(http, prompt=[[c, a], [a, c]], **asked, **more)
+    assert [choice["text"] for choice in choices] == ["CAone two"] * 2 + ["ACabcdef"] * 2
+    alone, usage = await complete(http, prompt=[1, c, a], echo=True, logprobs=0, max_tokens=1, **more)
+    assert alone["text"] == "<|im_start|>CAone" and alone["logprobs"]["tokens"] == ["<|im_start|>", "C", "A", "one"]
+    nothing, usage = await complete(http, prompt=[c, a], echo=True, logprobs=1, max_tokens=0, **more)
+    assert (nothing["text"], nothing["logprobs"]["tokens"], usage["completion_tokens"]) == ("CA", ["C", "A"], 0)
+
+
+async def test_oa_04_ids_that_are_none_are_refused(http: httpx.AsyncClient) -> None:
+    for echo in (False, True):
+        answer = await http.post("/v1/completions", json={"prompt": [5, 10**6], "echo": echo})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+@BOTH
 @pytest.mark.parametrize("prompt", ["\n3) Total is 75", "你好, the fox é"])
 async def test_oa_06_the_tokens_of_an_echo_are_its_text_and_their_offsets_are_right(
     any_model: httpx.AsyncClient, more: dict[str, Any], prompt: str
 ) -> None:
-    choice, usage = await complete(any_model, prompt=prompt, echo=True, logprobs=1, max_tokens=0, **more)
+    shown: Any = {"echo": True, "logprobs": 1, "return_token_ids": True, "max_tokens": 0}
+    choice, usage = await complete(any_model, prompt=prompt, **shown, **more)
+    assert choice["text"] == prompt
     _check_columns(choice, usage["prompt_tokens"])
+    again, usage = await complete(any_model, prompt=choice["prompt_token_ids"], **shown, **more)
+    assert again["text"].endswith(prompt)
+    _check_columns(again, usage["prompt_tokens"])
 
 
 @BOTH
@@ -190,12 +214,14 @@ async def test_oa_07_the_reason_is_true(
     assert (told, choice["finish_reason"], usage["completion_tokens"]) == (text, reason, tokens)
 
 
-async def test_oa_07_an_answer_that_is_cut_off_has_no_reason() -> None:
-    """Its script has no end, and its time has."""
-    async with scripted({"D": [b"on", b" and ", b"D"]}) as http:
-        asked: Any = {"prompt": "D", "max_tokens": 10**6, "deadline_ms": 100}
-        whole = await http.post("/v1/completions", json=asked)
+async def test_oa_07_an_answer_that_is_cut_off_has_no_reason(tmp_path: Path) -> None:
+    async def die_at_the_sixth(plan: BatchPlan) -> None:
+        if plan.step == 6:
+            raise RuntimeError("this test ends it")
+
+    asked: Any = {"prompt": "hi", "max_tokens": 50}
+    async with whole_path(byte_level_folder(tmp_path / "model", config=LLAMA), hook=die_at_the_sixth) as http:
         *chunks, last = events(await http.post("/v1/completions", json={**asked, "stream": True}))
-    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "timeout")
+        whole = await http.post("/v1/completions", json=asked)
     assert chunks and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
-    assert last["error"]["code"] == "timeout"
+    assert last["error"]["code"] == whole.json()["error"]["code"] == "unavailable" and whole.status_code == 503

@@ -31,7 +31,7 @@ from minisgl_client.gateway.completions import CompletionTeller
 from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
 from minisgl_client.gateway.fields import AnyBody, ChatBody, CompletionBody, read_body
-from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
+from minisgl_client.gateway.mapping import Plan, ids_to_echo, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
@@ -132,7 +132,7 @@ class _Api:
     async def completions(self, request: Request) -> Answering:
         """POST /v1/completions."""
         body = await self._read(request, CompletionBody)
-        plan = plan_completion(body)
+        plan = plan_completion(body, [await self._text_of(ids) for ids in ids_to_echo(body)])
         return self._answering(request, plan, CompletionTeller(plan), "cmpl")
 
     async def chat(self, request: Request) -> Answering:
@@ -140,6 +140,12 @@ class _Api:
         body = await self._read(request, ChatBody)
         plan = plan_chat(body)
         return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
+
+    async def _text_of(self, ids: list[int]) -> str:
+        """Special tokens and all: what an echo shows of a prompt of ids."""
+        fields: dict[str, Any] = {"input_ids": ids, "skip_special_tokens": False}
+        told = await self._backends.choose().ask("detokenize", {"input_ids": "prompt"}, **fields)
+        return str(told["prompt"])
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""

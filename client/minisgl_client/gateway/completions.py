@@ -21,6 +21,7 @@ class CompletionTeller:
         places, top = len(plan.prompts) * plan.n, plan.top_logprobs
         self._columns = [] if top is None else [Columns(top) for _ in range(places)]
         self._ended = [False] * places
+        self._fronts = [text if plan.told_here else "" for text in plan.echoed for _ in range(plan.n)]  # not told yet
 
     def opening(self) -> list[dict[str, Any]]:
         """Nothing comes before the text."""
@@ -38,12 +39,15 @@ class CompletionTeller:
         """Of all answers to a prompt."""
         first, samples = prompt * self._plan.n, samples_of(piece)
         if self._plan.unanswered:
-            samples = (Sample(self._plan.echoed[prompt], "length", None, None),) * len(samples)
+            samples = (Sample("", "length", None, None),) * len(samples)
         return [self._choice(prompt, first + place, sample, piece) for place, sample in enumerate(samples)]
 
     def _choice(self, prompt: int, index: int, sample: Sample, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(prompt, index, sample, piece)
-        choice = {"index": index, "text": sample.text, "logprobs": logprobs, "finish_reason": sample.finish_reason}
+        text = sample.text
+        if self._fronts:
+            text, self._fronts[index] = self._fronts[index] + text, ""
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": sample.finish_reason}
         if self._plan.token_ids:
             choice["token_ids"] = list(sample.output_ids or ())
             if piece.prompt_ids is not None:

@@ -35,8 +35,8 @@ class Columns:
         """text: the prompt as it was given. Its first token has no logprob, and what the others leave of the text."""
         exact = [_exact(next(iter(entries.values()))) for entries in logprobs if entries]
         given, told = text.encode(), b"".join(exact)
-        if told == b" " + given and exact:
-            exact[0] = exact[0][1:]  # the space that a SentencePiece tokenizer puts in front
+        if told[:1] == b" " and not given.endswith(told) and given.endswith(told[1:]):
+            exact[0], told = exact[0][1:], told[1:]  # the space that a SentencePiece tokenizer puts in front
         first = given[: max(0, len(given) - len(told))]  # empty for a BOS
         return self._tell(logprobs, [first, *exact])
 

@@ -105,7 +105,6 @@ def test_an_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
     plan = completion(echo=True, logprobs=2)
     assert plan.prompts == [{"text": "x", "echo": True, "logprobs": 2, "prompt_logprobs": 2}] and plan.echoed == ["x"]
     assert "prompt_logprobs" not in completion(logprobs=2).prompts[0]
-    assert refused_param(completion, prompt=[5], echo=True) == "echo"
 
 
 @pytest.mark.parametrize("n", [0, -1, 129, 10**19])
