@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from threading import Semaphore
 from typing import Any
 
@@ -15,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from fakes.gateway import error_of, gateway
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits, words
 from minisgl_client.aio import AsyncClient
 from minisgl_client.gateway.app import build_app
@@ -26,24 +26,6 @@ PATIENCE_S = 60.0
 CHAT = {"model": "minisgl", "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"model": "minisgl", "prompt": "x"}
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
-
-
-@asynccontextmanager
-async def gateway(
-    server: InferenceServer, timeout_s: float | None = None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    async with AsyncClient(server.url) as client:
-        app = build_app(GatewaySettings(**settings), Backends(Backend(client, timeout_s)))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            yield http
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """OpenAI's shape, whatever went wrong."""
-    body = answer.json()
-    assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}
-    return dict(body["error"])
 
 
 def events(answer: httpx.Response) -> list[Any]:
@@ -149,7 +131,7 @@ async def test_an_answer_that_takes_too_long_is_a_timeout_and_is_cancelled(serve
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/v2", 404, "unknown_url"),
         ("GET", "/metrics", 404, "unknown_url"),
         ("POST", "/v1/embeddings", 404, "unknown_url"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
@@ -284,11 +266,10 @@ async def test_a_client_that_leaves_cancels_its_request(
     async with AsyncClient(server.url) as client:
         app = build_app(GatewaySettings(), Backends(Backend(client)))
         asking = asyncio.ensure_future(app(scope, receive, send))
+        for _ in range(2):
+            assert await asyncio.to_thread(came.acquire, timeout=PATIENCE_S)
         if stream and texts:
             await asyncio.wait_for(began.wait(), PATIENCE_S)
-        else:
-            for _ in range(2):
-                assert await asyncio.to_thread(came.acquire, timeout=PATIENCE_S)
         leaves.set()
         await asyncio.wait_for(asking, PATIENCE_S)
         for _ in range(2):
