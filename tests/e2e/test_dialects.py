@@ -26,21 +26,20 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from load.serving import Server, engine_processes, eventually, serving
+from load.serving import PATIENCE_S, Server, engine_processes, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("minisgl", "minisgl_unary", "ensemble")
 PROMPT = "The capital of France is"
 GREEDY = {"max_tokens": 6, "temperature": 0}
-LONG: dict[str, Any] = {"max_tokens": 8000}  # 40 s on the fake device: a test that waits for such an answer fails
-PATIENCE_S = 20.0
+LONG: dict[str, Any] = {"max_tokens": 8000}  # 160 s on the fake device: a test that waits for such an answer fails
 
 
 @pytest.fixture(scope="module")
 def fakes() -> Iterator[Server]:
     """All models on a fake device, loaded and unloaded by the tests, and all loaded after each."""
     options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS)]
-    with serving("--model", "smollm2", options=options, device="fake", fake_step_ms=5, lease_s=2, drain_s=1) as server:
+    with serving("--model", "smollm2", options=options, device="fake", fake_step_ms=20, lease_s=2, drain_s=1) as server:
         for model in MODELS:
             await_ready(server, model)
         yield server
@@ -50,7 +49,7 @@ def fakes() -> Iterator[Server]:
 def fake(fakes: Server) -> Iterator[Server]:
     """Idle again after the test."""
     yield fakes
-    fakes.until_idle(patience_s=PATIENCE_S)
+    fakes.until_idle()
 
 
 @pytest.fixture
@@ -63,7 +62,9 @@ def real(server: Server) -> Server:
 
 def await_ready(server: Server, model: str) -> None:
     url = f"{server.http}/v2/models/{model}/ready"
-    eventually(lambda: httpx.get(url).status_code == 200, PATIENCE_S, lambda: "\n".join(server.lines))
+    eventually(
+        lambda: httpx.get(url, timeout=PATIENCE_S).status_code == 200, PATIENCE_S, lambda: "\n".join(server.lines)
+    )
 
 
 def generate(server: Server, model: str, **body: Any) -> httpx.Response:
@@ -182,16 +183,17 @@ def test_a_unary_client_that_leaves_over_grpc_frees_its_request(fake: Server, le
     if leave == "cancel":
         call.cancel()
     client.close()
-    fake.until_idle(patience_s=5)
+    fake.until_idle()
     eventually(lambda: errors, PATIENCE_S, lambda: "the callback was not called")
 
 
 def test_a_client_that_leaves_over_http_is_not_noticed_and_its_deadline_frees_the_request(fake: Server) -> None:
     with pytest.raises(httpx.ReadTimeout):
         url = f"{fake.http}/v2/models/minisgl_unary/generate"
-        httpx.post(url, json={"text_input": "x", "timeout": 1_500_000, **LONG}, timeout=0.5)
-    assert fake.stats().running == 1
-    fake.until_idle(patience_s=10)
+        body = {"text_input": "x", "timeout": 5_000_000, **LONG}
+        httpx.post(url, json=body, timeout=httpx.Timeout(PATIENCE_S, read=0.5))
+    eventually(lambda: fake.stats().running == 1, PATIENCE_S, lambda: "it was noticed")
+    fake.until_idle()
 
 
 def test_an_unload_ends_a_unary_answer_when_the_limit_has_passed(fake: Server) -> None:
@@ -201,6 +203,7 @@ def test_an_unload_ends_a_unary_answer_when_the_limit_has_passed(fake: Server) -
         client.async_infer("minisgl_unary", inputs, callback=lambda result, error: errors.append(error))
         eventually(lambda: fake.stats().running == 1, PATIENCE_S, lambda: "never began")
         unload(fake, "minisgl_unary")
+        eventually(lambda: errors, PATIENCE_S, lambda: "the callback was not called")
         assert [error.message() for error in errors] == ["the model is being unloaded"]
     load(fake, "minisgl_unary")
 
@@ -325,14 +328,14 @@ def test_a_client_of_tensorrt_llm_that_leaves_frees_its_request(fake: Server) ->
             client.async_stream_infer("ensemble", trt_inputs(tritonclient.grpc, **LONG))
             result()
             client.stop_stream(cancel_requests=True)
-        fake.until_idle(patience_s=5)
+        fake.until_idle()
 
 
 # ── one engine ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def repository(server: Server, model: str, action: str) -> None:
-    answer = httpx.post(f"{server.http}/v2/repository/models/{model}/{action}", timeout=60)
+    answer = httpx.post(f"{server.http}/v2/repository/models/{model}/{action}", timeout=2 * PATIENCE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -341,7 +344,7 @@ def unload(server: Server, model: str) -> None:
     repository(server, model, "unload")
 
     def gone() -> bool:
-        index = httpx.post(f"{server.http}/v2/repository/index").json()
+        index = httpx.post(f"{server.http}/v2/repository/index", timeout=PATIENCE_S).json()
         return any(entry["name"] == model and entry.get("reason") == "unloaded" for entry in index)
 
     eventually(gone, PATIENCE_S, lambda: f"{model} stays")
