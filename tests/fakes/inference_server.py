@@ -76,8 +76,9 @@ def then_waits(*texts: str, answers_probes: bool = True) -> Script:
 
     def script(request: Any, context: Any, server: InferenceServer) -> Iterator[Any]:
         gone = Event()
-        context.add_callback(gone.set)
-        context.add_callback(server.cancelled.release)  # not after the wait: grpc may drop the generator before
+        for told in (gone.set, server.cancelled.release):  # not after the wait: grpc may drop the generator before
+            if not context.add_callback(told):  # its client has gone already
+                told()
         for text in texts:
             yield response(final=False, text_output=[text], finish_reason=["None"])
         server.answers_probes = answers_probes
