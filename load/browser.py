@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, sync_playwright
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 """The first that the PATH holds is taken."""
 
+_START_MS = 180_000
 _OPTIONS = ("--disable-dev-shm-usage",)  # a container's /dev/shm may be small
 
 
@@ -31,7 +32,7 @@ def browser() -> Iterator[Browser]:
     program = find_browser()
     with sync_playwright() as playwright:
         # Root has no sandbox, and Playwright's default is none; the pages are our own.
-        browser = playwright.chromium.launch(executable_path=program, args=list(_OPTIONS))
+        browser = playwright.chromium.launch(executable_path=program, args=list(_OPTIONS), timeout=_START_MS)
         try:
             yield browser
         finally:

@@ -258,12 +258,12 @@ async def test_an_unload_of_the_model_that_is_asked_lets_the_slices_under_way_en
 
 def test_an_ensemble_with_minisgl_in_it_streams(neighbours: Server) -> None:
     prompt = "Question: Why?\nAnswer:"
-    expected = asyncio.run(ask(neighbours.grpc, prompt, max_tokens=8)).pieces
-    events = stream(neighbours, "assistant", question="Why?", max_tokens=8)
+    expected = asyncio.run(ask(neighbours.grpc, prompt, max_tokens=50)).pieces
+    events = stream(neighbours, "assistant", question="Why?", max_tokens=50)
     assert "".join(event["text_output"] for event in events) == "".join(expected)
     assert [event["finish_reason"] for event in events] == ["None"] * (len(events) - 1) + ["length"]
     assert len(events) > 3
-    whole = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=8).json()
+    whole = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=50).json()
     assert whole["text_output"] == prompt + "".join(expected)
     refused = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=0).json()
     assert refused["error"].startswith("in ensemble 'assistant', max_tokens: must be")

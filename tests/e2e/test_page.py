@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from fakes.gateway_page import PATIENCE_MS, PHONE, page_of, runs_over
 from load.browser import browser
-from load.serving import Server, eventually, serving
+from load.serving import PATIENCE_S, Server, eventually, serving
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def running() -> Iterator[tuple[Server, str]]:
             found = re.search(r"OpenAI +(http://[^/]+)", "\n".join(server.lines))
             return f"{found[1]}/" if found else None
 
-        yield server, eventually(url, 10, lambda: "\n".join(server.lines))
+        yield server, eventually(url, PATIENCE_S, lambda: "\n".join(server.lines))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_generate_and_generate_stream_give_the_same_text(http: httpx.Client, exp
     events = generate_stream(http, text_input=PROMPT, stream=True, **GREEDY)
     assert "".join(event["text_output"] for event in events) == expected
     assert [event["finish_reason"] for event in events] == ["None"] * (len(events) - 1) + ["length"]
-    assert len(events) > 3
+    assert len(events) > 1
 
 
 async def test_an_asyncio_grpc_stream_gives_the_same_text_and_one_final(server: Server, expected: str) -> None:

@@ -106,8 +106,7 @@ async def test_a_snapshot_is_what_the_server_says(server: InferenceServer) -> No
         answer = await http.get("/engine")
         again = await http.get("/engine")
     assert answer.json() == again.json() == SNAPSHOT and answer.headers["cache-control"] == "no-cache"
-    (asked,) = server.requests
-    assert inputs_of(asked) == {"operation": "engine"}
+    assert all(inputs_of(asked) == {"operation": "engine"} for asked in server.requests)
 
 
 async def test_a_server_without_an_engine_is_told_as_any_error(server: InferenceServer) -> None:
