@@ -51,7 +51,7 @@ def _make(folder: Path, pins: Path) -> None:
     venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-compile"]
-    command += ["--disable-pip-version-check", "--only-binary", ":all:", "-r", str(pins)]
+    command += ["--disable-pip-version-check", "--retries", "10", "--only-binary", ":all:", "-r", str(pins)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{pins.name} could not be installed:\n{done.stdout}"
     (packages,) = (folder / "lib").glob("python*/site-packages")
