@@ -326,9 +326,9 @@ OUTPUTS = {
 
 def test_the_declared_tensors_are_those_of_the_contract(server: Server) -> None:
     """No numeric scalar is declared: Triton would turn "0.5", "5" and 5.0 into HTTP 500."""
-    assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
-    assert httpx.get(f"{server.http}/v2/models/{MODEL}/ready").status_code == 200
-    metadata = httpx.get(f"{server.http}/v2/models/{MODEL}").json()
+    assert httpx.get(f"{server.http}/v2/health/ready", timeout=60).status_code == 200
+    assert httpx.get(f"{server.http}/v2/models/{MODEL}/ready", timeout=60).status_code == 200
+    metadata = httpx.get(f"{server.http}/v2/models/{MODEL}", timeout=60).json()
     for kind, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
         declared = {
             tensor["name"]: (tensor["datatype"], [str(size) for size in tensor["shape"]]) for tensor in metadata[kind]
