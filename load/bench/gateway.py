@@ -46,7 +46,7 @@ TARGETS = {"TTFT": "at most 1.15", "tokens/s": "at least 0.90", "idle streams": 
 WAYS = ("direct", "gateway")
 
 _CHECK_TOKENS = 24
-_IDLE_STEP_MS = 25_000.0
+_IDLE_STEP_MS = 10_000.0
 _MIB = 1 << 20
 
 Ask = Callable[[Sequence[int], int, str], Awaitable[Heard]]

@@ -17,6 +17,7 @@ from minisgl_backend.errors import ConfigError
 from minisgl_client.gateway.settings import DEFAULT_PORT, MAX_BODY_BYTES, GatewaySettings, read_api_keys
 
 DRAIN_S = 20
+_BACKLOG = 2048
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,6 +78,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no obstacle
         listener.bind(address)
+        listener.listen(_BACKLOG)  # before anybody is told: who connects at once waits, and is not refused
     except OSError as error:
         listener.close()
         raise ConfigError(f"port {port} of {host!r} can not be taken: {error.strerror}") from None

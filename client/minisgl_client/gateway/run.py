@@ -25,8 +25,6 @@ def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> N
     cut. A second signal cuts them at once. Main thread only.
     """
     _log_to_stderr()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _heard)  # uvicorn hands the signal on when it has ended
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, drain_s))
 
@@ -47,6 +45,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: in
             timeout_graceful_shutdown=drain_s,
         )
         server = _Server(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.heard_outside)
         await server.serve(sockets=[listener])
 
 
@@ -57,9 +57,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         super().handle_exit(sig, frame)
 
-
-def _heard(number: int, frame: FrameType | None) -> None:
-    pass
+    def heard_outside(self, sig: int, frame: FrameType | None) -> None:
+        """For signals before uvicorn listens to them; those that it took it hands on at its end, when nothing is left."""
+        self.should_exit = True
 
 
 def _log_to_stderr() -> None:
