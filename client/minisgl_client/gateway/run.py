@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     def heard_outside(self, sig: int, frame: FrameType | None) -> None:
-        """For signals before uvicorn listens to them; those that it took it hands on at its end, when nothing is left."""
+        """For signals before uvicorn listens to them; those that it took it hands on at its end."""
         self.should_exit = True
 
 
