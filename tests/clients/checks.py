@@ -42,6 +42,7 @@ class Addresses:
     prompt: str
     tokens: int  # max_tokens of all answers below
     completion: str  # to the prompt
+    completion_and_one: str  # of one token more
     chat: str  # to the prompt as a user's message
     chat_tokens: int  # prompt tokens of that
     example: str  # the stack's code in docs/clients.md, with these addresses

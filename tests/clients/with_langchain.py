@@ -38,7 +38,7 @@ def check_that_a_chat_is_the_gateways_answer_whole_and_streamed(at: Addresses) -
     told = whole.usage_metadata
     assert (told["input_tokens"], told["output_tokens"]) == (at.chat_tokens, at.tokens)
     chunks = list(chat(at).stream(at.prompt, stream_usage=True))
-    assert "".join(chunk.content for chunk in chunks) == at.chat and len(chunks) > at.tokens
+    assert "".join(chunk.content for chunk in chunks) == at.chat and len(chunks) > 2
     assert sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata) == at.tokens
 
 
@@ -72,9 +72,7 @@ def check_that_a_tool_is_called_and_its_answer_goes_back(at: Addresses) -> None:
 
 def check_that_a_call_is_streamed(at: Addresses) -> None:
     whole = None
-    for chunk in (
-        chat(at, max_tokens=64).bind_tools([weather], tool_choice="required").stream("How warm is it in Oslo?")
-    ):
+    for chunk in chat(at, max_tokens=64).bind_tools([weather], tool_choice="any").stream("How warm is it in Oslo?"):
         whole = chunk if whole is None else whole + chunk
     (call,) = whole.tool_calls
     assert (call["name"], set(call["args"])) == ("weather", {"city"}) and not whole.invalid_tool_calls

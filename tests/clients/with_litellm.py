@@ -51,7 +51,7 @@ def check_that_a_chat_is_the_gateways_answer_whole_and_streamed(at: Addresses) -
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (at.chat, "length")
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (at.chat_tokens, at.tokens)
     chunks = list(litellm.completion(**gateway(at), stream=True, stream_options={"include_usage": True}))
-    assert text_of(chunks) == at.chat and len(chunks) > at.tokens
+    assert text_of(chunks) == at.chat and len(chunks) > 2
     assert chunks[-1].usage.completion_tokens == at.tokens
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
 
@@ -99,7 +99,8 @@ def check_that_refusals_are_litellms_exceptions(at: Addresses) -> None:
     raised(litellm.AuthenticationError, "Incorrect API key", ask(api_key="another"))
     raised(litellm.NotFoundError, "The model 'another' does not exist", ask(model="openai/another"))
     long = [{"role": "user", "content": "word " * 9000}]
-    raised(litellm.ContextWindowExceededError, "the prompt is too long: 90", ask(messages=long))
+    for model in ("openai/minisgl", "hosted_vllm/minisgl"):
+        raised(litellm.ContextWindowExceededError, "the prompt is too long: 90", ask(model=model, messages=long))
     raised(litellm.NotFoundError, "there is no such URL here", lambda: litellm.embedding(
         model="openai/minisgl", input=["x"], api_base=at.gateway, api_key=at.key, max_retries=0))  # fmt: skip
 
@@ -114,9 +115,11 @@ def check_that_a_stream_that_is_closed_ends_its_request(at: Addresses) -> int:
 def check_that_generate_gives_the_engines_answer_whole_and_streamed(at: Addresses) -> None:
     """`minisgl` puts the prompt in front of a whole answer, as vLLM's backend does, unless told not to."""
     for model, echo in (("minisgl", at.prompt), ("ensemble", "")):
-        assert litellm.completion(**triton(at, model)).choices[0].message.content == echo + at.completion, model
+        whole = litellm.completion(**triton(at, model))
+        assert whole.choices[0].message.content == echo + at.completion, model
+        assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("stop", 0), "litellm reads neither"
         chunks = list(litellm.completion(**triton(at, model), stream=True))
-        assert text_of(chunks) == at.completion and len(chunks) == at.tokens + 1, model
+        assert text_of(chunks) == at.completion and 2 < len(chunks) <= at.tokens + 1, model
     greedy = triton(at, "minisgl", extra_body={"temperature": 0}, stream=True)
     del greedy["top_k"]
     assert text_of(litellm.completion(**greedy)) == at.completion

