@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ class Gate:
         await self.open.wait()
 
 
-def count_looks(engine: FakeEngine) -> Callable[[], int]:
-    """How often the scheduler is asked for a view from now on."""
+def looks_of(engine: FakeEngine) -> list[Look]:
+    """What the scheduler is asked for from now on."""
     looks: list[Look] = []
     scheduler = engine.schedulers[-1]
     view = scheduler.view
@@ -44,7 +43,7 @@ def count_looks(engine: FakeEngine) -> Callable[[], int]:
         return view(look, now)
 
     scheduler.view = counted  # type: ignore[method-assign]
-    return lambda: len(looks)
+    return looks
 
 
 def adds_up(pages: dict[str, int]) -> bool:
@@ -80,22 +79,30 @@ async def test_it_tells_of_rows_pages_and_tree_while_they_run(
 async def test_texts_are_told_only_where_the_setting_allows(tiny_llama: Path, overlap: bool) -> None:
     for allowed in (False, True):
         async with fake_engine(tiny_llama, overlap=overlap, show_prompts_in_engine_view=allowed) as engine:
-            holder = engine.holder()
+            holder, looks = engine.holder(), looks_of(engine)
             await holder.text(holder.request("the secret cat " * 9, max_tokens=8))
             told = await holder.result(holder.ask("engine"))
             texts = [node["text"] for node in told["tree"]]
             assert told["shows_prompts"] is allowed and len(texts) == 1
             assert texts[0].startswith("the secret cat the") if allowed else texts == [None]
             assert allowed or "cat" not in str(told)
+            assert [look.edge_tokens > 0 for look in looks] == [allowed]
 
 
-async def test_many_who_ask_share_one_look_at_the_scheduler(tiny_llama: Path, overlap: bool) -> None:
+async def test_many_who_ask_share_one_look_at_the_scheduler(
+    tiny_llama: Path, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_view, "KEPT_S", 3600.0)
     async with fake_engine(tiny_llama, overlap=overlap) as engine:
-        looks = count_looks(engine)
+        looks = looks_of(engine)
         holders = [engine.holder(b"viewer-%d" % number) for number in range(20)]
         asked = [(holder, holder.ask("engine")) for holder in holders for _ in range(10)]
         told = [await holder.result(id) for holder, id in asked]
-        assert looks() == 1 and all(one == told[0] for one in told)
+        told.append(await holders[0].result(holders[0].ask("engine")))
+        assert len(looks) == 1 and all(one == told[0] for one in told)
+        monkeypatch.setattr(engine_view, "KEPT_S", 0.0)
+        await holders[0].result(holders[0].ask("engine"))
+        assert len(looks) == 2, "it is not kept for ever"
 
 
 async def test_it_is_answered_when_the_queue_is_full_and_while_a_step_runs(tiny_llama: Path, overlap: bool) -> None:
