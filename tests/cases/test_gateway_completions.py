@@ -8,6 +8,7 @@ The path is whole but for tritonserver (`fakes/whole_path.py`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -215,12 +216,16 @@ async def test_oa_07_the_reason_is_true(
 
 
 async def test_oa_07_an_answer_that_is_cut_off_has_no_reason(tmp_path: Path) -> None:
+    sent = asyncio.Event()
+
     async def die_at_the_sixth(plan: BatchPlan) -> None:
         if plan.step == 6:
+            await sent.wait()
             raise RuntimeError("this test ends it")
 
     asked: Any = {"prompt": "hi", "max_tokens": 50}
-    async with whole_path(byte_level_folder(tmp_path / "model", config=LLAMA), hook=die_at_the_sixth) as http:
+    folder = byte_level_folder(tmp_path / "model", config=LLAMA)
+    async with whole_path(folder, on_sent=sent.set, hook=die_at_the_sixth) as http:
         *chunks, last = events(await http.post("/v1/completions", json={**asked, "stream": True}))
         whole = await http.post("/v1/completions", json=asked)
     assert chunks and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)

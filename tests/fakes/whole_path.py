@@ -41,16 +41,22 @@ CODES = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
 
 @asynccontextmanager
 async def whole_path(
-    model: Path, build: Callable[[FakeEngine], Any] | None = None, **settings: Any
+    model: Path,
+    build: Callable[[FakeEngine], Any] | None = None,
+    on_sent: Callable[[], None] = lambda: None,
+    **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Asks the gateway in front of an engine of this model. build, settings: of `fake_engine`."""
+    """Asks the gateway in front of an engine of this model. build, settings: of `fake_engine`. on_sent: called in the
+    loop when a response has left the Triton model.
+    """
     async with fake_engine(model, build=build, **settings) as engine:
         stub = FakeStub()
         with loaded_module(stub) as module, inference_server() as server:
             rig = Rig(module, stub, initialize_args(parameters={"model": str(model)}))
             rig.model.open_link = EngineLink(engine).open
             rig.start()
-            server.script = answers_of(rig)
+            loop = asyncio.get_running_loop()
+            server.script = answers_of(rig, lambda: loop.call_soon_threadsafe(on_sent))
             try:
                 async with asking(server) as http:
                     yield http
@@ -117,25 +123,27 @@ class EngineLink:
 class GrpcSender(FakeSender):
     """Hands its responses to the thread of the call, too."""
 
-    def __init__(self, stub: FakeStub) -> None:
+    def __init__(self, stub: FakeStub, on_sent: Callable[[], object]) -> None:
         super().__init__(stub)
+        self._on_sent = on_sent
         self.sent: queue.SimpleQueue[tuple[Any, bool] | None] = queue.SimpleQueue()  # None: the client has gone
 
     def send(self, response: Any = None, flags: int = 0) -> None:
         super().send(response, flags)
         self.sent.put((response, bool(flags)))
+        self._on_sent()
 
     def leave(self) -> None:
         self.cancelled = True
         self.sent.put(None)
 
 
-def answers_of(rig: Rig) -> Callable[[Any, Any, InferenceServer], Iterator[Any]]:
+def answers_of(rig: Rig, on_sent: Callable[[], object]) -> Callable[[Any, Any, InferenceServer], Iterator[Any]]:
     """A script of `InferenceServer`: Triton's part, from a request's protobuf to `execute`, and back."""
     one_at_a_time = threading.Lock()
 
     def script(asked: Any, context: Any, server: InferenceServer) -> Iterator[Any]:
-        sender = GrpcSender(rig.stub)
+        sender = GrpcSender(rig.stub, on_sent)
         context.add_callback(sender.leave)
         with one_at_a_time:
             rig.execute(_request(asked, sender))
