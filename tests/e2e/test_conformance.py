@@ -307,7 +307,7 @@ BOOLS = (
     "parse_output",
 )
 INPUTS = {
-    **dict.fromkeys(("text_input", "messages", "tools", "sampling_parameters"), ("BYTES", ["1"])),
+    **dict.fromkeys(("text_input", "messages", "tools", "sampling_parameters", "operation"), ("BYTES", ["1"])),
     **dict.fromkeys(("image", "stop", "stop_words", "bad_words"), ("BYTES", ["-1"])),
     **dict.fromkeys(("input_ids", "stop_token_ids"), ("INT32", ["-1"])),
     **dict.fromkeys(BOOLS, ("BOOL", ["1"])),
@@ -320,6 +320,7 @@ OUTPUTS = {
     "output_ids": ("INT32", ["-1"]),
     "prompt_token_ids": ("INT32", ["-1"]),
     "prompt_logprobs": ("BYTES", ["1"]),
+    "result": ("BYTES", ["1"]),
     "cumulative_logprob": ("FP32", ["-1"]),
 }
 

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ MODEL = "minisgl"
 _EXIT_S = 10  # how much longer tritonserver may take for its end than the answers in flight (setting drain_s)
 _FINALIZE_S = 15  # more, for the model's finalize
 _START_PATIENCE_S = 2  # for a server that has answered nobody yet: it hears no signal while it loads a model
+_STARTS_AGAIN = 2
 _POLL_S = 0.1
 _RETIRE_TRIES = 10
 
@@ -152,7 +154,19 @@ def _live(launch: Launch, stages: Stages) -> int:
         try:
             if launch.engine_beside:
                 _start_engine(launch, stages)
-            if ready := _until_ready(server, interrupts, launch):
+            ready = _until_ready(server, interrupts, launch)
+            for _ in range(_STARTS_AGAIN):
+                if ready or server.exit_code() != -signal.SIGABRT:
+                    break
+                server.stop(0, interrupts, log.gave_up)  # ends the stubs in its session, and reads its last lines
+                if not log.lost_a_lock():
+                    break
+                stages.note("tritonserver lost a lock of its own while models started, and is started again")
+                remove_regions(launch.regions)
+                log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
+                server = ServerProcess(launch.command, launch.environment, log.take)
+                ready = _until_ready(server, interrupts, launch)
+            if ready:
                 if launch.openai_port is not None:
                     stages.begin("gateway", "OpenAI's API")
                     beside = _start_gateway(launch, launch.openai_port, interrupts)

@@ -157,6 +157,23 @@ def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
 
 
 @pytest.mark.slow
+def test_a_server_that_loses_a_lock_of_its_own_as_it_starts_is_started_again_twice(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="aborts 2") as process:
+        until(process, GREETINGS_END)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors.count("is started again")) == (0, 2), errors
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_locks_at_every_start_is_given_up_with_its_last_lines(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="aborts 3") as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "lock_exception" in errors
+    assert errors.splitlines()[-1] == "minisgl: tritonserver ended with code -6; its last lines are above"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "engines"), [((), 1), (("--triton-option=--model-control-mode=explicit",), 0)])
 def test_the_engine_starts_beside_a_server_that_will_load_its_model_and_ends_with_it(
     option: tuple[str, ...], engines: int
