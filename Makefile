@@ -13,7 +13,7 @@ TRITON := .venv/.triton
 KERNELS := .venv/.kernels
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 screenshots system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -27,7 +27,8 @@ help:
 	@echo "make bench         benchmarks (ARGS='...')"
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
 	@echo "make bench-peers   ours beside other engines (ARGS='--engines llm,openvino --cases 128/128@1,4')"
-	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root)"
+	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root); BROWSER=no: to serve, not to test"
+	@echo "make screenshots   the pictures of the gateway's page in docs/images/"
 	@echo "make clean         remove .venv and everything built"
 
 # Installed with pip, whose exact versions are in constraints.txt. Editing either file installs again.
@@ -101,8 +102,11 @@ bench-scheduler: $(STAMP)
 bench-peers: $(KERNELS) fetch
 	$(BIN)/python -m load.bench.peers $(ARGS)
 
+screenshots: $(STAMP) fetch
+	$(BIN)/python scripts/screenshots.py $(ARGS)
+
 system-deps:
-	@scripts/system-deps "$(PYTHON)"
+	@scripts/system-deps "$(PYTHON)" $(if $(filter no,$(BROWSER)),no-browser)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

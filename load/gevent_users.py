@@ -28,8 +28,8 @@ from tritonclient import grpc
 
 from load.streams import MODEL, inputs
 
-MAX_TOKENS = 40
-_LEAVE_S = 10.0
+MAX_TOKENS = 10
+_LEAVE_S = 30.0
 
 
 @dataclass

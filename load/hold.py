@@ -13,7 +13,7 @@ from typing import Any
 
 from load.streams import MODEL, connection, inputs
 
-MAX_TOKENS = 2000
+MAX_TOKENS = 8000
 
 
 async def hold(url: str, count: int) -> None:

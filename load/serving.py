@@ -30,8 +30,12 @@ from minisgl_backend.messages.client import Stats
 
 T = TypeVar("T")
 
-START_S = 120.0
-STOP_S = 60.0
+START_S = 300.0
+STOP_S = 120.0
+PATIENCE_S = 60.0
+"""For what should come in a moment, on a machine that does much else: waiting for a state costs no more than it takes.
+Where only the length of an answer tells that somebody noticed, count its steps: see `cut_short`.
+"""
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Server:
         assert stats is not None, "the engine is not there"
         return stats
 
-    def until_idle(self, patience_s: float) -> Stats:
+    def until_idle(self, patience_s: float = PATIENCE_S) -> Stats:
         """Every request answered, every slot and page back."""
 
         def idle() -> Stats | None:
@@ -72,6 +76,17 @@ class Server:
             return None if busy or stats.free_pages != stats.total_pages else stats
 
         return eventually(idle, patience_s, lambda: f"not idle: {self.stats()}")
+
+    @contextmanager
+    def cut_short(self, tokens: int) -> Iterator[None]:
+        """Whoever leaves answers of so many tokens in the body is noticed before they end by themselves.
+
+        Counted in steps of the engine, each of which is a token of each: seconds differ from machine to machine.
+        """
+        before = self.stats().steps
+        yield
+        steps = self.until_idle().steps - before
+        assert steps < tokens, f"{steps} steps were run, as if nobody had left"
 
     def pid_of(self, name: str, model: str = "minisgl") -> int:
         """Of tritonserver, or of the Python stub of a model: each model has one."""

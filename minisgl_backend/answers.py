@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 
 from minisgl_backend.errors import error_of
-from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReason, Output, PromptLogprobs, Started
+from minisgl_backend.messages.client import (
+    Answered,
+    Chunk,
+    Failed,
+    Finished,
+    FinishReason,
+    Output,
+    PromptLogprobs,
+    Started,
+)
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.text.logprobs import Entry
 
@@ -104,7 +113,7 @@ class Pieces:
         if isinstance(output, PromptLogprobs):
             self._prompt_logprobs = _logprobs(output.logprobs)
             return None
-        assert self._started is not None, "a piece before Started"
+        assert self._started is not None and not isinstance(output, Answered), "no piece of a generation"
         piece = Piece(
             text=output.text,
             token_ids=tuple(unpack_tokens(output.tokens)),

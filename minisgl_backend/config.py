@@ -59,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allow_control_tokens: bool = False  # control tokens that a chat's messages spell out are taken as such
     reasoning_parser: str = "auto"  # of parse_output: "auto" (by the model's chat template), "none", or a name
     tool_parser: str = "auto"  # the same, of tool calls
+    show_prompts_in_engine_view: bool = False  # begins of cached texts stand in the view of the engine, for all to read
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down

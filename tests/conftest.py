@@ -5,6 +5,7 @@ HYPOTHESIS_PROFILE=fuzz searches far longer and anew each time.
 from __future__ import annotations
 
 import os
+import signal
 from datetime import timedelta
 
 from hypothesis import HealthCheck, Phase, settings
@@ -13,7 +14,7 @@ settings.register_profile(
     "default",
     max_examples=100,
     derandomize=True,
-    deadline=timedelta(seconds=5),
+    deadline=timedelta(seconds=60),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
@@ -30,3 +31,8 @@ settings.register_profile(
     phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell that starts us with `&`: tests of Ctrl-C mean a person's
+    signal.signal(signal.SIGINT, signal.default_int_handler)

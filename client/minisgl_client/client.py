@@ -21,7 +21,7 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from minisgl_client.errors import Cancelled
+from minisgl_client.errors import Cancelled, ServerFault
 from minisgl_client.pieces import Answer, Piece
 from minisgl_client.reception import HEADERS, PROBE_S, SILENCE_S, Reception, channel_options
 from minisgl_client.requests import Request, RequestFields, encode, infer_method
@@ -63,6 +63,11 @@ class Client:
         """The whole answer, in one response. Leaving early (an exception of a signal's handler) cancels it."""
         with self._start(Request.of(text, False, **fields)) as stream:
             return Answer.of(list(stream))
+
+    def ask(self, operation: str, text: str | None = None, **fields: Any) -> Any:
+        """What is no generation: the JSON object that the server tells. docs/client.md lists the operations."""
+        with self._start(Request.asking(operation, text, fields)) as stream:
+            return stream.told()
 
     def close(self) -> None:
         """Cancels what is open and closes the connection. Any thread may call it, more than once."""
@@ -111,6 +116,12 @@ class Stream(Iterator[Piece]):
                 return piece
         self._reception.result()
         raise StopIteration
+
+    def told(self) -> Any:
+        """The result of an operation."""
+        for _ in self:
+            raise ServerFault("the server answers an operation as if it were a generation")
+        return self._reception.answer()
 
     def cancel(self) -> None:
         """Tells the server that nobody waits. Iterating then raises Cancelled, unless the end had come. Any thread may

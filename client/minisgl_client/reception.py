@@ -44,6 +44,7 @@ class Reception:
     def __init__(self) -> None:
         self.begun = False
         self.over = False
+        self.told: bytes | None = None  # JSON: the result of an operation
         self._has_reason = False  # the last piece
         self._error: ClientError | None = None
 
@@ -53,7 +54,9 @@ class Reception:
             self._settle(error_of_words(response.error_message))
             return None
         try:
-            piece = _piece(response.infer_response)
+            tensors = _tensors(response.infer_response)
+            self.told = _first(tensors, "result") or self.told
+            piece = _piece(tensors)
         except (
             ValueError,
             IndexError,
@@ -64,6 +67,8 @@ class Reception:
         ):  # UnicodeDecodeError is a ValueError
             self._settle(ServerFault("the server sent a response that can not be read"))
             return None
+        if self.told is not None:
+            self._has_reason = True
         if piece is not None:
             self.begun, self._has_reason = True, piece.finish_reason is not None
         if response.infer_response.parameters["triton_final_response"].bool_param:
@@ -91,6 +96,14 @@ class Reception:
         if self._error is not None:
             raise self._error
 
+    def answer(self) -> Any:
+        """When over: the result of an operation. Raises what ended it."""
+        self.result()
+        try:
+            return json.loads(self.told or b"")
+        except ValueError:
+            raise ServerFault("the server sent no result that can be read") from None
+
     def _settle(self, error: ClientError | None) -> None:
         """The first end counts. The error stands before `over` does: another thread may look."""
         if not self.over:
@@ -98,12 +111,15 @@ class Reception:
             self.over = True
 
 
-def _piece(response: Any) -> Piece | None:
-    """None for the bare end of an answer whose last piece has come."""
-    tensors = {
+def _tensors(response: Any) -> dict[str, list[Any]]:
+    return {
         tensor.name: _values(tensor.datatype, raw)
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     }
+
+
+def _piece(tensors: dict[str, list[Any]]) -> Piece | None:
+    """None for the bare end of an answer whose last piece has come, and for the result of an operation."""
     if "text_output" not in tensors:
         return None
     samples = _samples(tensors)
@@ -131,6 +147,9 @@ def _piece(response: Any) -> Piece | None:
     )
 
 
+_NO_LOGPROBS, _NO_CALLS = b"null", b"[]"  # of nearly every piece: not worth a parser
+
+
 def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
     """An element of each tensor for each answer; the ids of all stand in one, and their counts tell where they part."""
     texts, ids = tensors["text_output"], tensors.get("output_ids")
@@ -143,9 +162,9 @@ def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
         texts,
         counts,
         each("finish_reason", b"None"),
-        each("logprobs", b"null"),
+        each("logprobs", _NO_LOGPROBS),
         each("reasoning_output", b""),
-        each("tool_calls", b"[]"),
+        each("tool_calls", _NO_CALLS),
         each("cumulative_logprob", None),
         strict=True,
     )
@@ -161,6 +180,8 @@ def _samples(tensors: dict[str, list[Any]]) -> tuple[Sample, ...]:
 
 def _calls(raw: bytes) -> tuple[ToolCall, ...]:
     """Deltas; of an answer in one response whole calls, which say no index."""
+    if raw == _NO_CALLS:
+        return ()
     return tuple(
         ToolCall(call.get("index", place), call.get("name", ""), call["arguments"])
         for place, call in enumerate(json.loads(raw))
@@ -168,6 +189,8 @@ def _calls(raw: bytes) -> tuple[ToolCall, ...]:
 
 
 def _logprobs(raw: bytes) -> Logprobs | None:
+    if raw == _NO_LOGPROBS:
+        return None
     told = json.loads(raw)
     return None if told is None else tuple(None if entries is None else _entries(entries) for entries in told)
 

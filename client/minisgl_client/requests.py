@@ -83,7 +83,7 @@ MAX_TIMEOUT_S = 2**31  # 68 years; gRPC takes what its clock can not hold for a 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Exactly one of text, messages and input_ids is there."""
+    """Exactly one of text, messages and input_ids is there, unless it names an operation, which may need none."""
 
     text: str | None
     messages: Sequence[Mapping[str, Any]] | None
@@ -97,11 +97,24 @@ class Request:
     return_cumulative_logprob: bool
     return_usage: bool
     sampling: Mapping[str, Any]
+    operation: str = ""  # empty: a generation
 
     @classmethod
     def of(cls, text: str | None, stream: bool, **fields: Unpack[RequestFields]) -> Request:
         """Sorts a caller's arguments. Raises RequestRefused unless there is exactly one prompt."""
-        sampling: dict[str, Any] = dict(fields)
+        request = cls._sorted(text, stream, "", dict(fields))
+        prompts = (request.text, request.messages, request.input_ids)
+        if sum(prompt is not None for prompt in prompts) != 1:
+            raise RequestRefused("text, messages, input_ids: exactly one of them must be given")
+        return request
+
+    @classmethod
+    def asking(cls, operation: str, text: str | None, fields: Mapping[str, Any]) -> Request:
+        """For an operation, which the server judges with all that it is given."""
+        return cls._sorted(text, False, operation, {"return_usage": False, **fields})
+
+    @classmethod
+    def _sorted(cls, text: str | None, stream: bool, operation: str, sampling: dict[str, Any]) -> Request:
         request = cls(
             text=text,
             messages=sampling.pop("messages", None),
@@ -115,10 +128,8 @@ class Request:
             return_cumulative_logprob=sampling.pop("return_cumulative_logprob", False),
             return_usage=sampling.pop("return_usage", True),
             sampling=sampling,
+            operation=operation,
         )
-        prompts = (request.text, request.messages, request.input_ids)
-        if sum(prompt is not None for prompt in prompts) != 1:
-            raise RequestRefused("text, messages, input_ids: exactly one of them must be given")
         if request.timeout_s is not None and not 0 < request.timeout_s <= MAX_TIMEOUT_S:
             raise RequestRefused(f"timeout_s: must be more than 0 and at most {MAX_TIMEOUT_S}, got {request.timeout_s}")
         return request
@@ -140,9 +151,11 @@ def encode(request: Request, model: str) -> Any:
     except (TypeError, ValueError) as error:
         raise RequestRefused(f"request_id: must be a string of Unicode characters ({error})") from None
     made.parameters["triton_enable_empty_final_response"].bool_param = True
+    if request.operation:
+        _add(made, "operation", "BYTES", _text("operation", request.operation))
     if request.text is not None:
         _add(made, "text_input", "BYTES", _text("text", request.text))
-        if not request.stream and not request.sampling.get("echo"):
+        if not request.operation and not request.stream and not request.sampling.get("echo"):
             _add(made, "exclude_input_in_output", "BOOL", b"\x01")
     if request.messages is not None:
         _add(made, "messages", "BYTES", _json("messages", _plain(request.messages)))

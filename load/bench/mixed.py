@@ -98,9 +98,11 @@ def check_same_answers(engines: Sequence[LLM], streams: Sequence[str], prompt: s
     assert all(len(tokens) == 16 for tokens in answers[0])
 
 
-def measure_round(engine: LLM, streams: Sequence[str], prompts: Sequence[str], waits: Waits) -> None:
+def measure_round(
+    engine: LLM, streams: Sequence[str], prompts: Sequence[str], waits: Waits, stream_tokens: int = _STREAM_TOKENS
+) -> None:
     """The prompts arrive one after the other while all streams run."""
-    with running(engine, streams) as times_s:
+    with running(engine, streams, stream_tokens) as times_s:
         begin = time.perf_counter()
         for prompt in prompts:
             sent = time.perf_counter()
@@ -108,21 +110,22 @@ def measure_round(engine: LLM, streams: Sequence[str], prompts: Sequence[str], w
             waits.ttft_s.append(time.perf_counter() - sent)
         end = time.perf_counter()
     for one in times_s:
-        assert len(one) < _STREAM_TOKENS, "a stream ended before the prompts were done"
+        assert len(one) < stream_tokens, "a stream ended before the prompts were done"
         waits.itl_s += [later - earlier for earlier, later in pairwise(one) if later > begin and earlier < end]
 
 
 @contextmanager
-def running(engine: LLM, streams: Sequence[str]) -> Iterator[list[list[float]]]:
+def running(engine: LLM, streams: Sequence[str], stream_tokens: int = _STREAM_TOKENS) -> Iterator[list[list[float]]]:
     """All streams run, settled; when the block ends they are left. Yields each one's times of tokens."""
     times_s: list[list[float]] = [[] for _ in streams]
     settled, leave = threading.Semaphore(0), threading.Event()
-    params = SamplingParams(temperature=0.0, max_tokens=_STREAM_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=stream_tokens, ignore_eos=True)
 
     def read(index: int) -> None:
         for piece in engine.stream(streams[index], params):
+            before = len(times_s[index])
             times_s[index] += [time.perf_counter()] * len(piece.token_ids)
-            if len(times_s[index]) == _SETTLED_TOKENS:
+            if before < _SETTLED_TOKENS <= len(times_s[index]):  # a piece may hold several
                 settled.release()
             if leave.is_set():
                 return

@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from load.bench.regime import regime
-from load.serving import serving
+from load.serving import PATIENCE_S, eventually, serving
 from minisgl_backend.actors.launch import find
 from minisgl_backend.models.locate import locate_model
 
@@ -109,7 +109,9 @@ def _start(
     with serving(*options, runtime=runtime, lease_s=_LEASE_S, **settings) as server:
         read_kib = _read_kib() - before_kib
         ready_s, stages = stages_of(server.lines, "ready after")
-        _, engine = stages_of(server.lines, "started in")
+        engine = eventually(  # its line takes another way than the server's being ready
+            lambda: stages_of(server.lines, "started in")[1], PATIENCE_S, lambda: "\n".join(server.lines)
+        )
         place = find(server.run_dir)
         assert place is not None, "no engine is there"
         if kill:

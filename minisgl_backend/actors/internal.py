@@ -1,4 +1,4 @@
-"""Messages inside the engine host: what reaches the text actor besides the scheduler's Progress and Gauges.
+"""Messages inside the engine host: what reaches the text actor besides the scheduler's Progress, Gauges and View.
 
 They never cross a process, so they may hold live ends (an outlet). Frozen all the same.
 """
@@ -11,7 +11,7 @@ from typing import NewType, Protocol
 from minisgl_backend.actors.mailbox import Outlet
 from minisgl_backend.errors import RequestError
 from minisgl_backend.messages.client import Cancel, EngineState, Hello, Inspect, Request, ToHolder
-from minisgl_backend.messages.engine import Gauges, Progress, TextToScheduler
+from minisgl_backend.messages.engine import Gauges, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import SequenceId
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.request import Accepted
@@ -83,10 +83,10 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class Tokenised:
-    """A long prompt was tokenised in a thread."""
+    """A long prompt was tokenised in a thread, or an operation worked out: the bytes are its result."""
 
     sequence: SequenceId
-    outcome: Accepted | RequestError
+    outcome: Accepted | bytes | RequestError
 
 
-ToText = FromHolder | HolderGone | Loaded | Tokenised | EngineUp | EngineDown | StateChanged | Progress | Gauges
+ToText = FromHolder | HolderGone | Loaded | Tokenised | EngineUp | EngineDown | StateChanged | Progress | Gauges | View

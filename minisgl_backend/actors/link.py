@@ -24,10 +24,10 @@ from minisgl_backend.actors.loop_thread import LoopThread
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, StartError, Status
 from minisgl_backend.messages.client import (
+    TERMINAL,
     Cancel,
     EngineState,
     Failed,
-    Finished,
     Goodbye,
     Health,
     Output,
@@ -37,7 +37,6 @@ from minisgl_backend.messages.client import (
 )
 from minisgl_backend.messages.ids import RequestId
 
-_TERMINAL = (Finished, Failed)
 _HOSTS_TRIED = 3  # that ended without a word before one was ready
 _LONGEST_BACKOFF_S = 10.0
 _log = logging.getLogger(__name__)
@@ -81,7 +80,8 @@ class EngineLink:
         return link
 
     def submit(self, request: Request) -> None:
-        """`request.id` must be new on this link. Answered UNAVAILABLE while no engine is there.
+        """`request.id` must be new on this link. Answered UNAVAILABLE while no engine is there; an operation is
+        answered by the host, which may tell of its engine all the same.
 
         Raises EngineUnavailable, and answers nothing, when the link is closed.
         """
@@ -107,7 +107,7 @@ class EngineLink:
 
     def _submit(self, request: Request) -> None:
         self._open_requests.add(request.id)
-        if self._connection is None or self._state is not EngineState.READY:
+        if self._connection is None or (self._state is not EngineState.READY and request.operation is None):
             self._fail(request.id, Status.UNAVAILABLE, "the engine is not ready; try again in a moment")
             return
         try:
@@ -185,7 +185,7 @@ class EngineLink:
 
     def _take(self, outputs: tuple[Output, ...]) -> None:
         for output in outputs:
-            if isinstance(output, _TERMINAL):
+            if isinstance(output, TERMINAL):
                 self._open_requests.discard(output.id)
         self._on_outputs(outputs)
 

@@ -1,7 +1,7 @@
 """The scheduler actor: drives the pure scheduler.
 
-    text ── Sequence, Samples, Abort, Probe ──►  inbox  ◄── StepResult ── worker 0
-    text ◄── Progress, Gauges ──  (this)  ── BatchPlan ──► every worker
+    text ── Sequence, Samples, Abort, Probe, Look ──►  inbox  ◄── StepResult ── worker 0
+    text ◄── Progress, Gauges, View ──  (this)  ── BatchPlan ──► every worker
 
 All decisions are in scheduler/; here is only the order of things: take every message that has come, plan, hand the
 plans to the workers, and only then report what happened, while the workers run.
@@ -20,14 +20,14 @@ from collections.abc import Sequence as Seq
 from minisgl_backend.actors.mailbox import Inbox, Outlet
 from minisgl_backend.actors.step_trace import NO_TRACE, StepTrace
 from minisgl_backend.messages.control import Begin, Halt
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, Samples, SchedulerToText, Sequence
+from minisgl_backend.messages.engine import Abort, Look, Probe, Progress, Samples, SchedulerToText, Sequence
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.scheduler.samples import sequences_of
 from minisgl_backend.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-ToScheduler = Sequence | Samples | Abort | Probe | StepResult | Begin | Halt
+ToScheduler = Sequence | Samples | Abort | Probe | Look | StepResult | Begin | Halt
 
 
 class SchedulerActor:
@@ -46,7 +46,7 @@ class SchedulerActor:
         self._to_text = to_text
         self._to_workers = to_workers
         self._trace = trace
-        self._reports: list[Progress | Gauges] = []
+        self._reports: list[SchedulerToText] = []
 
     async def run(self) -> None:
         """Until Halt."""
@@ -100,6 +100,8 @@ class SchedulerActor:
             self._report(self._scheduler.abort(message.id))
         elif isinstance(message, Probe):
             self._reports.append(self._scheduler.gauges())
+        elif isinstance(message, Look):
+            self._reports.append(self._scheduler.view(message, time.monotonic()))
 
     def _report(self, progress: Progress) -> None:
         if progress.sequence_ids or progress.ended or progress.prompt_logprobs:

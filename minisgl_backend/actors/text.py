@@ -1,7 +1,7 @@
 """The text actor: owns every open request from its arrival to its one terminal answer.
 
-    holder ── Request, Cancel ──►  (this)  ── Sequence, Samples, Abort ──►  scheduler
-    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges ──────────  scheduler
+    holder ── Request, Cancel ──►  (this)  ── Sequence, Samples, Abort, Look ──►  scheduler
+    holder ◄── Outputs, Health ──  (this)  ◄── Progress, Gauges, View ──────────  scheduler
 
 Texts become tokens here and tokens become text (text/). A request ends for the first of these reasons: the scheduler
 says so (end token, length), its holder cancels or is gone, the engine dies. The record is then closed and answered;
@@ -14,8 +14,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 
+from minisgl_backend.actors.engine_view import NO_VIEW, EngineView
 from minisgl_backend.actors.internal import (
     EngineDown,
     EngineUp,
@@ -31,11 +34,13 @@ from minisgl_backend.actors.internal import (
 from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
 from minisgl_backend.actors.open_request import OpenRequest
 from minisgl_backend.actors.preparation import Preparation, is_long, tokenise_now
+from minisgl_backend.actors.rates import Rates
 from minisgl_backend.actors.stats import NO_GAUGES, stats_of
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
 from minisgl_backend.messages.client import (
     PROTOCOL,
+    Answered,
     Cancel,
     EngineState,
     Failed,
@@ -48,18 +53,20 @@ from minisgl_backend.messages.client import (
     Stats,
     Welcome,
 )
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler
+from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import RequestId, SequenceId
+from minisgl_backend.text import operations
 from minisgl_backend.text.limits import RequestLimits, limits_of
 from minisgl_backend.text.parameters import SamplingParams
 from minisgl_backend.text.parsing import parser_names
 from minisgl_backend.text.record import Record
-from minisgl_backend.text.request import Accepted, Checked, check_request
+from minisgl_backend.text.request import Accepted, check_request
 from minisgl_backend.text.tokenizer import Tokenizer
 
 _MESSAGES_A_FLUSH = 32
 """A burst of requests must not keep the tokens of running streams back."""
 
+Work = Callable[[], Awaitable[Accepted | bytes | RequestError]]
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +90,8 @@ class TextActor:
         self._behind: dict[SequenceId, None] = {}  # records with something to write, the next one first
         self._outputs: dict[HolderId, list[Output]] = {}
         self._inspectors: list[HolderId] = []
+        self._rates = Rates()
+        self._view = EngineView(self._rates, config.page_size, shows_prompts=config.show_prompts_in_engine_view)
         self._next_sequence = 1
         self._starts = 0
         self._tasks: asyncio.TaskGroup | None = None
@@ -128,6 +137,8 @@ class TextActor:
             self._on_engine_down()
         elif isinstance(message, StateChanged):
             self._on_state(message)
+        elif isinstance(message, View):
+            self._show(message)
         else:
             self._on_gauges(message)
 
@@ -154,15 +165,17 @@ class TextActor:
         self._open[sequence] = OpenRequest(holder, request.id, sequence, time.monotonic())
         self._by_request[holder, request.id] = sequence
         try:
+            if request.operation is not None:
+                self._on_operation(sequence, request)
+                return
             limits, tokenizer = self._admit()
             checked = check_request(request, tokenizer, limits)
             if checked.params.n > 1:
                 self._add_samples(self._open[sequence], checked.params.n)
                 self._refuse_full(limits)
             if is_long(checked):
-                assert self._tasks is not None
-                beside = self._prepare(sequence, checked, tokenizer, limits)
-                self._open[sequence].tokenising = self._tasks.create_task(beside)
+                assert self._preparation is not None
+                self._work_beside(sequence, partial(self._preparation.prepare, checked, tokenizer, limits))
             else:
                 self._start(sequence, tokenise_now(checked, tokenizer, limits))
         except RequestError as error:
@@ -191,17 +204,22 @@ class TextActor:
         for id in entry.sequences:
             self._open[id] = entry
 
-    async def _prepare(
-        self, sequence: SequenceId, checked: Checked, tokenizer: Tokenizer, limits: RequestLimits
-    ) -> None:
-        assert self._preparation is not None
-        await self._inbox.send(Tokenised(sequence, await self._preparation.prepare(checked, tokenizer, limits)))
+    def _work_beside(self, id: SequenceId, work: Work) -> None:
+        """Beside the loop; what comes of it is told to our inbox."""
+        assert self._tasks is not None
+        self._open[id].tokenising = self._tasks.create_task(self._tell_outcome(id, work))
+
+    async def _tell_outcome(self, id: SequenceId, work: Work) -> None:
+        await self._inbox.send(Tokenised(id, await work()))
 
     def _on_tokenised(self, message: Tokenised) -> None:
         if message.sequence not in self._open:  # cancelled meanwhile
             return
         if isinstance(message.outcome, RequestError):
             self._end(message.sequence, message.outcome.status, str(message.outcome))
+            return
+        if isinstance(message.outcome, bytes):
+            self._answer(message.sequence, message.outcome)
             return
         try:
             self._start(message.sequence, message.outcome)
@@ -232,8 +250,11 @@ class TextActor:
             entry = self._open.get(started.id)
             if entry is not None and entry.record is not None:
                 entry.record.on_started(started, now_s)
+                self._rates.first_token(now_s - entry.arrived_s)
                 self._touched[entry.sequence] = None
         self._on_logprobs(progress)
+        self._rates.tokens(progress.sequence_ids, now_s)
+        self._rates.ended(ended.id for ended in progress.ended)
         for id, token in zip(progress.sequence_ids, progress.tokens, strict=True):
             entry = self._open.get(id)
             if entry is None or entry.record is None:
@@ -322,6 +343,43 @@ class TextActor:
             self._open.pop(id, None)
         del self._by_request[entry.holder, entry.request]
 
+    # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_operation(self, id: SequenceId, request: Request) -> None:
+        """Raises RequestError."""
+        name = operations.operation_of(request)
+        if name == operations.ENGINE:
+            self._look(id)
+            return
+        limits, tokenizer = self._admit()
+        operation = operations.read_operation(name, request, tokenizer, limits)
+        if operations.takes_long(operation):
+            assert self._preparation is not None
+            self._work_beside(id, partial(self._preparation.work_out, operation, tokenizer, limits))
+        else:
+            self._answer(id, operations.result_of(operation, tokenizer, limits))
+
+    def _look(self, id: SequenceId) -> None:
+        """A full queue is no matter, nor an engine that is down: that is when people look."""
+        snapshot = self._view.recent(time.monotonic())
+        if snapshot is not None:
+            self._answer(id, snapshot)
+        elif self._view.wait(id) and not self._tell_scheduler(self._view.look):
+            self._show(NO_VIEW)
+
+    def _show(self, view: View) -> None:
+        """To all who wait for it."""
+        now_s = time.monotonic()
+        snapshot = self._view.snapshot(view, self._health.state, self._open, self._tokenizer, now_s)
+        for id in self._view.take_waiting():
+            if id in self._open:
+                self._answer(id, snapshot)
+
+    def _answer(self, id: SequenceId, result: bytes) -> None:
+        entry = self._open[id]
+        self._outputs.setdefault(entry.holder, []).append(Answered(entry.request, result))
+        self._close(entry)
+
     # ── holders and the engine's state ───────────────────────────────────────────────────────────────────────────
 
     def _on_hello(self, holder: HolderId, hello: Hello) -> None:
@@ -356,6 +414,8 @@ class TextActor:
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(NO_GAUGES))
         self._inspectors.clear()
+        self._view.forget()
+        self._rates.all_ended()
         if self._health.state is not EngineState.FAILED:
             self._become(Health(EngineState.RESTARTING, "the engine died"))
 

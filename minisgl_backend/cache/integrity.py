@@ -19,11 +19,12 @@ def check_radix(
     locked: Iterable[RadixNode],
     total_pages: int,
     evictable_pages: int,
+    num_nodes: int,
 ) -> None:
     """unit: bytes of a page's tokens. The other arguments are the tree's books, to be compared with what is there."""
     locks = _locks_of_paths(locked)
     place = {id(node): index for index, node in enumerate(lru)}
-    pages = evictable = unlocked = 0
+    pages = evictable = unlocked = nodes = 0
     seen: set[int] = set()
     for namespace, root in roots.items():
         assert root.namespace == namespace and root.parent is None, f"a wrong root for namespace {namespace!r}"
@@ -35,6 +36,7 @@ def check_radix(
             held = locks.pop(id(node), 0)
             assert node.locks == held, f"{_name(node)} has {node.locks} locks, {held} sequences use it"
             pages += len(node.pages)
+            nodes += 1
             assert (id(node) in place) == (not node.locks), f"{_name(node)} with {node.locks} locks: listed wrongly"
             if not node.locks:
                 evictable += len(node.pages)
@@ -42,6 +44,7 @@ def check_radix(
                 _check_order(node, place)
     assert not locks, f"{len(locks)} nodes are locked, but not in the tree"
     assert unlocked == len(lru), f"{len(lru)} nodes may be evicted, {unlocked} of them are in the tree"
+    assert nodes == num_nodes, f"{num_nodes} nodes counted, {nodes} are"
     assert pages == total_pages, f"{total_pages} pages counted, {pages} in the tree"
     assert evictable == evictable_pages, f"{evictable_pages} evictable pages counted, {evictable} in the tree"
 

@@ -20,7 +20,7 @@ class RadixNode:
     is locked with all nodes above it, so what is below an unlocked one is unlocked too.
     """
 
-    __slots__ = ("children", "key", "locks", "namespace", "pages", "parent", "step")
+    __slots__ = ("children", "key", "locks", "namespace", "number", "pages", "parent", "step")
 
     def __init__(self, parent: RadixNode | None, key: bytearray, pages: array[int], step: StepId) -> None:
         self.parent = parent  # None: a root, or a node that was evicted
@@ -29,6 +29,7 @@ class RadixNode:
         self.children: dict[bytes, RadixNode] = {}  # by the tokens of their first page
         self.locks = 0
         self.step = step  # the last step that names one of the pages; its result may not be here yet
+        self.number = 0  # 1, 2, 3 … in the order in which the tree made them; of a root 0
         self.namespace: bytes | int = b""  # of a root; a number: hidden from whoever looks for a prefix
 
 

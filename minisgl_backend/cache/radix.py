@@ -20,6 +20,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from minisgl_backend.cache.integrity import check_radix
@@ -51,6 +52,8 @@ class RadixCounts:
     evicted_pages: int = 0  # those that were forgotten or went with a reset included
     visited_nodes: int = 0  # edges that were looked at by match, follow and peek
     splits: int = 0
+    made_nodes: int = 0
+    removed_nodes: int = 0
     hidden: int = 0  # calls of hide that found something
 
 
@@ -153,6 +156,7 @@ class RadixCache:
         assert parent is not None and 0 < count < len(lower.pages), "a split needs two parts"
         upper = RadixNode(parent, lower.key[:cut], lower.pages[:count], lower.step)
         upper.locks = lower.locks
+        self._number(upper)
         del lower.key[:cut]
         del lower.pages[:count]
         lower.parent = upper
@@ -182,6 +186,7 @@ class RadixCache:
                 return None
             grown = RadixNode(node, bytearray(key), pages[:], step)
             grown.locks = 1
+            self._number(grown)
             node.children[first] = grown
         self.total_pages += len(pages)
         self.counts.inserted_pages += len(pages)
@@ -287,6 +292,7 @@ class RadixCache:
         self._lru.clear()
         self._roots.clear()
         self.counts.evicted_pages += self.total_pages
+        self.counts.removed_nodes = self.counts.made_nodes
         self.total_pages = self.evictable_pages = 0
         return evicted
 
@@ -302,6 +308,7 @@ class RadixCache:
         assert parent is not None and not leaf.children, "only leaves are evicted"
         del parent.children[bytes(leaf.key[: self._unit])]
         del self._lru[leaf]
+        self.counts.removed_nodes += 1
         leaf.parent = None
         if parent.parent is None:
             self._drop_empty_root(parent)
@@ -309,6 +316,41 @@ class RadixCache:
     def _drop_empty_root(self, root: RadixNode) -> None:
         if not root.locks and not root.children:
             del self._roots[root.namespace]
+
+    def _number(self, node: RadixNode) -> None:
+        self.counts.made_nodes += 1
+        node.number = self.counts.made_nodes
+
+    # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_nodes(self) -> int:
+        """Roots not counted."""
+        return self.counts.made_nodes - self.counts.removed_nodes
+
+    def shown(self, locked: Iterable[RadixNode], most: int) -> list[RadixNode]:
+        """At most `most` nodes, each after the one above it: those on the ways to the `locked` ones, then the rest by
+        last use. Looks at about so many nodes, however large the tree is. Do not change them.
+        """
+        chosen: dict[RadixNode, None] = {}
+        for end in locked:
+            above = end.parent
+            if above is None:  # a root: nothing of it is cached
+                continue
+            if above.parent is not None and above not in chosen:
+                way = []
+                while above is not None and above.parent is not None and above not in chosen:
+                    way.append(above)
+                    above = above.parent
+                chosen.update(dict.fromkeys(reversed(way)))
+            chosen[end] = None
+            if len(chosen) >= most:
+                return list(chosen)[:most]
+        for node in islice(reversed(self._lru), most - len(chosen)):  # the latest used first: a node before its leaves
+            above = node.parent
+            if above is not None and (above.parent is None or above in chosen):
+                chosen[node] = None
+        return list(chosen)
 
     # ── proof ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -322,4 +364,5 @@ class RadixCache:
 
     def check(self, locked: Iterable[RadixNode]) -> None:
         """Walks everything; `locked` are the nodes at which the running sequences' locks are. See integrity.py."""
-        check_radix(self._roots, self._lru, self._unit, locked, self.total_pages, self.evictable_pages)
+        books = (self.total_pages, self.evictable_pages, self.num_nodes)
+        check_radix(self._roots, self._lru, self._unit, locked, *books)

@@ -3,7 +3,7 @@
     holder ── Hello, Request, Cancel, Inspect, Retire, Goodbye ──►  host
     holder ◄── Welcome, Health, Outputs, Stats ──────────────────  host
 
-Every request is answered by exactly one terminal output: `Finished` or `Failed`.
+Every request is answered by exactly one terminal output: `Finished`, `Answered` or `Failed`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     timeout_us: int = 0  # from arrival to the end of the answer; 0: none
     return_cumulative_logprob: bool = False  # logprobs of the tokens are computed although no parameter asks for them
     parse_output: bool = False  # of a chat: reasoning and tool calls come apart from the text
+    operation: bytes | None = None  # not a generation but this; its name as it came. None: a generation
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -137,6 +138,13 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
     tool_calls: bytes = b""
 
 
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    """The answer of a request that names an operation. Nothing comes before it."""
+
+    id: RequestId
+    result: bytes  # JSON
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The answer of a request that ended in an error."""
 
@@ -145,7 +153,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str  # for the client: no path, no traceback
 
 
-Output = Started | PromptLogprobs | Chunk | Finished | Failed
+Output = Started | PromptLogprobs | Chunk | Finished | Answered | Failed
+TERMINAL = (Finished, Answered, Failed)
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs"):

@@ -1,7 +1,7 @@
 """Between the text actor and the scheduler actor.
 
-text ── Sequence, Samples, Abort, Probe ──►  scheduler
-text ◄── Progress, Gauges ────────  scheduler
+text ── Sequence, Samples, Abort, Probe, Look ──►  scheduler
+text ◄── Progress, Gauges, View ────────────────  scheduler
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     """Asks for one Gauges."""
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
+    """Asks for one View, which holds no more than this."""
+
+    rows: int  # of the running sequences, and of the waiting ones
+    nodes: int  # of the prefix tree
+    edge_tokens: int  # of each node, from its begin; 0: nothing is told of the tokens
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -109,5 +117,49 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, tag="gauges"):
     retractions: int = 0  # since the start
 
 
-TextToScheduler = Sequence | Samples | Abort | Probe
-SchedulerToText = Progress | Gauges
+class RunningRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence that holds a slot."""
+
+    id: SequenceId
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in the cache at its first admission
+    output_tokens: int  # confirmed
+    max_tokens: int  # of output
+    pages: int  # of its table, the tree's among them
+    extending: bool  # part of what it knew at its admission is not planned yet
+
+
+class WaitingRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence that holds nothing."""
+
+    id: SequenceId
+    prompt_tokens: int
+    priority: int
+
+
+class TreeNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An edge of the prefix tree."""
+
+    number: int  # its own as long as it lives; never given twice by one group
+    parent: int  # number of the node above it; 0: none
+    tokens: int
+    locks: int  # sequences that use it at present
+    unused_s: float  # since a step last read or wrote it, to a quarter of a second; 0 when locked
+    edge: bytes  # packed int32: the first tokens, as many as were asked for
+
+
+class View(msgspec.Struct, frozen=True, array_like=True, tag="view"):
+    """Answers Look. What is left out is told by the counts."""
+
+    gauges: Gauges
+    quarantined_pages: int  # given up, but named by a step in flight
+    prompt_tokens: int  # of all prompts admitted since the start, each once
+    hit_tokens: int  # of them, found in the cache
+    running: tuple[RunningRow, ...]  # those that extend first, each kind by arrival
+    waiting: tuple[WaitingRow, ...]  # by arrival
+    nodes: tuple[TreeNode, ...]  # parents before children: what is in use, then by last use
+    total_nodes: int
+
+
+TextToScheduler = Sequence | Samples | Abort | Probe | Look
+SchedulerToText = Progress | Gauges | View

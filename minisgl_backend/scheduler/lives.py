@@ -47,6 +47,7 @@ class Lives:
         self.deadlines = Deadlines()
         self.retractions = 0
         self.matched_pages = 0  # found in the tree by those who were admitted
+        self.prompt_tokens = self.hit_tokens = 0  # of prompts at their first admission, and what was found of them
 
     @property
     def running(self) -> int:
@@ -74,6 +75,8 @@ class Lives:
         self.matched_pages += state.tree_pages
         if state.cached_tokens < 0:
             state.cached_tokens, state.planned_s = state.computed, now
+            self.prompt_tokens += state.prompt_tokens
+            self.hit_tokens += state.computed
 
     def promote(self, state: SequenceState) -> None:
         """All that an extending sequence knew is planned: from the next step on it has decode rows."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from minisgl_backend.messages.engine import Ended, EndReason, Gauges, Progress, Sequence, Started
+from minisgl_backend.messages.engine import Ended, EndReason, Gauges, Look, Progress, Sequence, Started, View
 from minisgl_backend.messages.ids import SequenceId, StepId
 from minisgl_backend.messages.plan import NO_TOKEN, BatchPlan, StepResult
 from minisgl_backend.messages.tokens import count_tokens
@@ -28,6 +28,7 @@ from minisgl_backend.scheduler.planner import Planner
 from minisgl_backend.scheduler.release import Leaves
 from minisgl_backend.scheduler.sequence import SequenceState
 from minisgl_backend.scheduler.step import StepDraft, StepInFlight
+from minisgl_backend.scheduler.view import StepTimes, view_of
 
 NOTHING = Progress((), (), ())
 
@@ -52,6 +53,7 @@ class Scheduler:
         self._arrivals = 0
         self._steps = StepId(0)  # the last plan's number
         self._applied_s = 0.0  # when the last result came
+        self._times = StepTimes()
 
     # ── what the actor calls ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -115,6 +117,7 @@ class Scheduler:
         if not draft.row_slots:
             return None  # no number, and no step names anything
         self._steps = draft.step
+        self._times.planned(draft.step, now)
         plan, in_flight = draft.freeze(now)
         self._in_flight.append(in_flight)
         return plan
@@ -199,6 +202,10 @@ class Scheduler:
             evicted_pages=tree.counts.evicted_pages,
             retractions=lives.retractions,
         )
+
+    def view(self, look: Look, now: float) -> View:
+        """What it holds now, for whoever looks on. Changes nothing."""
+        return view_of(self._lives, self.gauges(), self._times, look, now)
 
     def check_integrity(self) -> None:
         """Walks everything and raises AssertionError where two places disagree. Changes nothing."""

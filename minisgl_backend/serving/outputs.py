@@ -73,6 +73,7 @@ class Told:
     started: Started | None = None  # comes before the first text
     prompt_logprobs: bytes = b""  # JSON
     prompt_ids: bytes = b""  # packed int32
+    result: bytes = b""  # JSON, of an operation
     ids: bool = False  # the request asks for token ids by a parameter
 
     def start(self, started: Started) -> None:
@@ -157,6 +158,18 @@ class Wanted:
             outputs["queue_ms"] = np.array([started.queue_ms], dtype=np.float32)
             outputs["ttft_ms"] = np.array([started.ttft_ms], dtype=np.float32)
         return outputs
+
+
+@dataclass(frozen=True)
+class OperationResult:
+    """The form of a request that names an operation: one response with the output `result`."""
+
+    finish_reason: bool = False
+    output_ids: bool = False
+    logprobs: bool = False
+
+    def arrays(self, told: Told) -> dict[str, Any]:
+        return {"result": strings([told.result])}
 
 
 def strings(values: Iterable[bytes]) -> Any:

@@ -20,7 +20,7 @@ from minisgl_backend.text.values import flag, integer, json_object, read_flag, s
 MAX_TIMEOUT_US = 2**53
 """285 years; HTTP has no larger exact integers."""
 
-_TENSORS_ONLY = (*PROMPT_INPUTS, "sampling_parameters")
+_TENSORS_ONLY = (*PROMPT_INPUTS, "operation", "sampling_parameters")
 
 _CONSUMED_BY_TRITON = ("id", "binary_data_output")
 """HTTP hands these on although Triton has acted on them already."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Failed, Finished, Output, PromptLogprobs, Started
+from minisgl_backend.messages.client import Answered, Failed, Finished, Output, PromptLogprobs, Started
 from minisgl_backend.serving.outputs import NOT_FINISHED, Form, Told, strings
 from minisgl_backend.serving.triton import ResponseSender, TritonStub
 
@@ -84,6 +84,9 @@ class Reply:
             self.fail(output.status, output.message)
         elif isinstance(output, PromptLogprobs):
             self._told.prompt_logprobs = output.logprobs
+        elif isinstance(output, Answered):
+            self._told.result = output.result
+            self._finish()
         else:
             self._told.each[output.index].add(output)
             if isinstance(output, Finished):
@@ -98,7 +101,8 @@ class Reply:
 
     def _finish(self) -> None:
         told = self._told
-        if sum(held.size(told.ids) for held in told.each) + len(told.prompt_logprobs) > LARGE_CHARS:
+        once = len(told.prompt_logprobs) + len(told.result)
+        if sum(held.size(told.ids) for held in told.each) + once > LARGE_CHARS:
             self._sender.send(self._piece())
             self._end(_nothing)
         else:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from minisgl_backend.errors import Status
-from minisgl_backend.messages.client import Failed, Finished, Output
+from minisgl_backend.messages.client import TERMINAL, Failed, Output
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.polling import PollSchedule
 from minisgl_backend.serving.reply import Reply
@@ -193,14 +193,12 @@ class Sender:
                 self._changed.wait(None if wake is None else wake - now)
 
     def _send(self, id: RequestId, reply: Reply, outputs: list[Output], cancel: Cancel) -> None:
-        if self._fence is not None and isinstance(outputs[-1], Finished | Failed) and self._fence.is_due():
+        if self._fence is not None and isinstance(outputs[-1], TERMINAL) and self._fence.is_due():
             self._ask(id, reply, cancel)
         reply.give(outputs)
         if reply.ended:
             self._forget(id)
-            if not isinstance(
-                outputs[-1], Finished | Failed
-            ):  # the reply failed by itself, and the engine does not know
+            if not isinstance(outputs[-1], TERMINAL):  # the reply failed by itself, and the engine does not know
                 cancel(id)
 
     def _ask(self, id: RequestId, reply: Reply, cancel: Cancel) -> None:
@@ -226,7 +224,7 @@ class Sender:
 
     def _is_ending(self, id: RequestId) -> bool:
         posted = self._posted.get(id)
-        return posted is not None and isinstance(posted[-1], Finished | Failed)
+        return posted is not None and isinstance(posted[-1], TERMINAL)
 
     def _forget(self, id: RequestId) -> None:
         with self._changed:

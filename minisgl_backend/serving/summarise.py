@@ -112,6 +112,8 @@ def read_settings(model_config: Mapping[str, Any]) -> Settings:
 def read_text(request: InferenceRequest, id: RequestId) -> tuple[Request, Wanted]:
     """As `read_request`, for a model of one input: what the summaries can not tell is refused."""
     message, wanted = read_request(request, id)
+    if not isinstance(wanted, Wanted):
+        raise UnsupportedFeature("operation", "is not an input of this model")
     for name in ("num_input_tokens", "num_output_tokens", "output_ids", "perf_metrics"):
         if getattr(wanted, name):
             raise UnsupportedFeature(f"return_{name}", "is not told by this model")

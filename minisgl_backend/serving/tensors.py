@@ -16,7 +16,7 @@ from minisgl_backend.errors import InvalidRequest, UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.serving.arrays import Tensors, array_of, bool_of, bytes_of, elements_of, inputs_of, words_of
-from minisgl_backend.serving.outputs import Wanted
+from minisgl_backend.serving.outputs import Form, OperationResult, Wanted
 from minisgl_backend.serving.parameters import (
     merge_option,
     merge_sampling,
@@ -34,6 +34,7 @@ from minisgl_backend.text.values import token_ids
 
 INPUTS = (
     *PROMPT_INPUTS,
+    "operation",
     "sampling_parameters",
     *WORD_LISTS,
     "stop_token_ids",
@@ -42,7 +43,7 @@ INPUTS = (
 """The inputs that config.pbtxt declares."""
 
 
-def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wanted]:
+def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Form]:
     """Copies everything out of Triton's memory. Raises RequestError, naming the field."""
     tensors = inputs_of(request, INPUTS)
     if any(elements_of(tensors, "image")):
@@ -63,8 +64,19 @@ def read_request(request: InferenceRequest, id: RequestId) -> tuple[Request, Wan
         timeout_us=merge_timeout(request.timeout(), parameters.timeout_us),
         return_cumulative_logprob=options["return_cumulative_logprob"] or False,
         parse_output=options["parse_output"] or False,
+        operation=bytes_of(tensors, "operation"),
     )
-    return message, _wanted(options)
+    if message.operation is None:
+        return message, _wanted(options)
+    _refuse_options(options, message.timeout_us)
+    return message, OperationResult()
+
+
+def _refuse_options(options: Mapping[str, bool | None], timeout_us: int) -> None:
+    """What only a generation can heed, when it asks for something."""
+    asked = [name for name, value in options.items() if value]
+    if asked or timeout_us:
+        raise InvalidRequest((asked or ["timeout"])[0], "is of a generation; this request names an operation")
 
 
 def _wanted(options: Mapping[str, bool | None]) -> Wanted:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from minisgl_backend.errors import UnsupportedFeature
 from minisgl_backend.messages.client import Request
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.serving.outputs import Wanted
+from minisgl_backend.serving.outputs import Form
 from minisgl_backend.serving.tensors import read_request
 from minisgl_backend.serving.triton import InferenceRequest
 
 
-def read_unary(request: InferenceRequest, id: RequestId) -> tuple[Request, Wanted]:
+def read_unary(request: InferenceRequest, id: RequestId) -> tuple[Request, Form]:
     """As `read_request`; a stream is refused by name."""
-    message, wanted = read_request(request, id)
+    message, form = read_request(request, id)
     if message.stream:
         raise UnsupportedFeature("stream", "this model answers once; ask the model 'minisgl' for a stream")
-    return message, wanted
+    return message, form

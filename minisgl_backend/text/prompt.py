@@ -10,6 +10,7 @@ next (for long texts and chats in a thread). Sizes are bounded before anything w
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import msgspec
@@ -31,7 +32,7 @@ from minisgl_backend.text.tokenizer import Tokenizer
 
 _NO_TOOLS = (b"", b"null", b"[]")
 
-_OF_A_CHAT: dict[str, tuple[object, ...]] = {
+OF_A_CHAT: dict[str, tuple[object, ...]] = {
     "chat_template": (None,),
     "chat_template_kwargs": (None, {}),
     "add_generation_prompt": (None, True),
@@ -108,10 +109,10 @@ def read_prompt(request: Request, params: SamplingParams, tokenizer: Tokenizer, 
     """The one prompt of a request. Raises InvalidRequest or UnsupportedFeature, naming the field."""
     _only_one(request)
     if request.messages is not None:
-        return _chat(request.messages, request.tools or b"", params, limits)
+        return read_chat(request.messages, request.tools or b"", params, limits)
     if (request.tools or b"").strip() not in _NO_TOOLS:
         raise InvalidRequest("tools", "needs messages: tools stand in the prompt of a chat")
-    for name, nothing in _OF_A_CHAT.items():
+    for name, nothing in OF_A_CHAT.items():
         if getattr(params, name) not in nothing:
             raise InvalidRequest(name, "needs messages: it shapes the prompt of a chat")
     kept = kept_tokens(params, limits)
@@ -137,31 +138,35 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, limits: RequestLimits, k
     """
     if isinstance(prompt, TokenPrompt):
         return PromptTokens(prompt.ids)
-    continued = ""
-    try:
-        if isinstance(prompt, TextPrompt):
-            ids = tokenizer.encode(prompt.text)
-        else:
-            ids, continued = _encoded_chat(prompt, tokenizer, limits, kept)
-    except RequestError:
-        raise
-    except RecursionError:
-        raise InvalidRequest(prompt.field, "is nested too deeply") from None
-    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
-        raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
+    ids, continued = all_tokens(prompt, tokenizer, _most_bytes(tokenizer, limits, kept))
     cut = kept is not None and len(ids) > kept
     ids = ids[-kept:] if cut and kept is not None else ids
     _check_ids(prompt.field, ids, tokenizer, limits)
     return PromptTokens(pack_tokens(ids), cut, continued)
 
 
-def _encoded_chat(
-    prompt: ChatPrompt, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None
+def all_tokens(
+    prompt: TextPrompt | ChatPrompt, tokenizer: Tokenizer, most_chars: int, add_special_tokens: bool = True
 ) -> tuple[list[int], str]:
-    """Its tokens, and the content that an answer goes on with."""
+    """The tokens of a text, or of a chat whose text has at most `most_chars`, however many; and of a chat the content
+    that an answer goes on with. add_special_tokens: of a text; a chat's template writes them. Raises RequestError.
+    """
+    try:
+        if isinstance(prompt, TextPrompt):
+            return tokenizer.encode(prompt.text, add_special_tokens), ""
+        return _encoded_chat(prompt, tokenizer, most_chars)
+    except RequestError:
+        raise
+    except RecursionError:
+        raise InvalidRequest(prompt.field, "is nested too deeply") from None
+    except Exception as error:  # the tokenizers package raises bare Exception, and only for what it can not encode
+        raise InvalidRequest(prompt.field, f"can not be tokenised: {ascii(str(error))[:200]}") from None
+
+
+def _encoded_chat(prompt: ChatPrompt, tokenizer: Tokenizer, most_chars: int) -> tuple[list[int], str]:
     messages = read_messages(prompt.messages)
     options = replace(prompt.options, tools=read_tools(prompt.tools) if prompt.tools.strip() else ())
-    ids = tokenizer.encode_chat(messages, options, _most_bytes(tokenizer, limits, kept))
+    ids = tokenizer.encode_chat(messages, options, most_chars)
     return ids, last_content(messages) if options.continue_final_message else ""
 
 
@@ -184,7 +189,8 @@ def _only_one(request: Request) -> None:
         raise InvalidRequest(given[0], f"is given together with {others}: a request has one prompt")
 
 
-def _chat(raw: bytes, tools: bytes, params: SamplingParams, limits: RequestLimits) -> ChatPrompt:
+def read_chat(raw: bytes, tools: bytes, params: SamplingParams, limits: RequestLimits) -> ChatPrompt:
+    """Not parsed yet. Of the parameters those of a chat are read. Raises RequestError."""
     if len(raw) > MAX_MESSAGES_BYTES:  # said here already: nobody should wait for a thread to hear it
         raise InvalidRequest("messages", f"must hold at most {MAX_MESSAGES_BYTES} bytes, got {len(raw)}")
     if params.chat_template is not None and not limits.allow_client_template:
@@ -212,11 +218,17 @@ def _tokens(packed: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: in
         raise InvalidRequest("input_ids", f"must be packed int32, got {len(packed)} bytes")
     packed = packed if kept is None else packed[-4 * kept :]
     _refuse_many("input_ids", count_tokens(packed), limits)
+    read_ids(packed, tokenizer)
+    return TokenPrompt(packed)
+
+
+def read_ids(packed: bytes, tokenizer: Tokenizer) -> array[int]:
+    """Raises InvalidRequest for what is no id of the model."""
     ids, size = unpack_tokens(packed), tokenizer.vocab_size
-    if not 0 <= min(ids) <= max(ids) < size:
+    if ids and not 0 <= min(ids) <= max(ids) < size:
         place = next(place for place, token in enumerate(ids) if not 0 <= token < size)
         raise InvalidRequest("input_ids", f"must be from 0 to {size - 1}, got {ids[place]} at position {place}")
-    return TokenPrompt(packed)
+    return ids
 
 
 def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> TextPrompt:
@@ -226,25 +238,34 @@ def _text(raw: bytes, tokenizer: Tokenizer, limits: RequestLimits, kept: int | N
     if len(raw) > most:  # before anything that walks over the text
         raise InvalidRequest(
             "text_input",
-            f"holds {len(raw)} bytes; no prompt of more than {most} bytes fits the limit of "
+            f"the prompt is too long: {len(raw)} bytes; none of more than {most} bytes fits the limit of "
             f"{limits.prompt_tokens} prompt tokens",
         )
+    return read_text(raw)
+
+
+def read_text(raw: bytes) -> TextPrompt:
+    """Raises InvalidRequest for what is not UTF-8."""
     try:
         return TextPrompt(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InvalidRequest("text_input", f"is not valid UTF-8: {error.reason} at byte {error.start}") from None
 
 
+def most_read_bytes(tokenizer: Tokenizer, limits: RequestLimits) -> int:
+    """Of a text whose tokens need not all fit."""
+    return max(limits.prompt_tokens * tokenizer.max_token_bytes, MAX_TRUNCATED_BYTES)
+
+
 def _most_bytes(tokenizer: Tokenizer, limits: RequestLimits, kept: int | None) -> int:
     """No longer text can be tokens few enough to fit; of one that is cut to fit, what is still worth reading."""
-    most = limits.prompt_tokens * tokenizer.max_token_bytes
-    return most if kept is None else max(most, MAX_TRUNCATED_BYTES)
+    return limits.prompt_tokens * tokenizer.max_token_bytes if kept is None else most_read_bytes(tokenizer, limits)
 
 
 def _refuse_many(field: str, tokens: int, limits: RequestLimits) -> None:
     if tokens > limits.prompt_tokens:
         raise InvalidRequest(
             field,
-            f"holds {tokens} tokens; the {limits.bound} of {limits.sequence_tokens} tokens takes prompts of at most "
-            f"{limits.prompt_tokens}",
+            f"the prompt is too long: {tokens} tokens; the {limits.bound} of {limits.sequence_tokens} tokens takes "
+            f"prompts of at most {limits.prompt_tokens}",
         )

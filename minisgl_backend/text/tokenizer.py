@@ -98,6 +98,10 @@ class Tokenizer:
         doubled = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id
         return ids[1:] if doubled else ids
 
+    def token_string(self, token_id: int) -> str:
+        """As the vocabulary writes it (a space may be `Ġ`); empty for an id of the padding of the vocabulary."""
+        return self._rust.id_to_token(token_id) or ""
+
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a token, special ones included; empty for an id of the padding of the vocabulary."""
         return self.all_bytes[token_id]
@@ -157,7 +161,7 @@ class Tokenizer:
         found: list[str] = []
         text = self._render_hidden(messages, options, found)
         if max_chars is not None and len(text) > max_chars:
-            raise InvalidRequest("messages", f"make a text of {len(text)} characters; at most {max_chars} fit")
+            raise InvalidRequest("messages", f"the prompt is too long: {len(text)} characters; at most {max_chars} fit")
         if not found:
             return self.encode(text, add_special_tokens=False)
         if not self._joins_exactly:

@@ -198,7 +198,8 @@ def test_rb_06_a_huge_prompt_is_refused_before_it_is_tokenised(tokenizer: Tokeni
     with pytest.raises(InvalidRequest) as caught:
         check_request(plain(b"a" * (20 << 20)), tokenizer, LIMITS)
     assert str(caught.value) == (
-        f"text_input: holds {20 << 20} bytes; no prompt of more than {most} bytes fits the limit of 2047 prompt tokens"
+        f"text_input: the prompt is too long: {20 << 20} bytes; "
+        f"none of more than {most} bytes fits the limit of 2047 prompt tokens"
     )
 
 

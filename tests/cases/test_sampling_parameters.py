@@ -99,7 +99,8 @@ def test_sp_10_and_sc_10_a_prompt_that_fills_the_context_is_refused_with_the_tru
     with pytest.raises(InvalidRequest) as caught:
         accepted(byte_level, "Q" * tokens, f'{{"max_tokens": {max_tokens}}}')
     assert str(caught.value) == (
-        f"text_input: holds {tokens} tokens; the context of {CONTEXT} tokens takes prompts of at most {CONTEXT - 1}"
+        f"text_input: the prompt is too long: {tokens} tokens; "
+        f"the context of {CONTEXT} tokens takes prompts of at most {CONTEXT - 1}"
     )
 
 

@@ -158,7 +158,7 @@ def test_closing_lets_answers_in_flight_end_before_it_closes_the_link() -> None:
     link.on_close = lambda: finals_at_close.append(asked.sender.finals)
     closing = threading.Thread(target=bridge.close)
     closing.start()
-    assert outbox.waited_for.wait(5.0)
+    assert outbox.waited_for.wait(60.0)
     link.answer(chunk(1, "who"))
     link.answer(finished(1, "le"))
     closing.join()

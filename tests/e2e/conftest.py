@@ -29,4 +29,4 @@ def running_server() -> Iterator[Server]:
 def server(running_server: Server) -> Iterator[Server]:
     """Ready, and idle again after the test: no slot and no page lost."""
     yield running_server
-    running_server.until_idle(patience_s=10)
+    running_server.until_idle()

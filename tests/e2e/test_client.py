@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from fakes.tiny_model import make_tiny_llama
-from load.serving import Server, eventually, serving
+from load.serving import PATIENCE_S, Server, eventually, serving
 from minisgl_backend.models.locate import fetched_folder
 from minisgl_client.aio import AsyncClient
 from minisgl_client.client import Client
@@ -22,6 +22,7 @@ from minisgl_client.errors import BrokenOff, ClientError, RequestRefused, TimedO
 from minisgl_client.pieces import Answer
 
 PROMPT = "The capital of France is"
+TOKENS = 1000
 CHAT = [{"role": "user", "content": "Name a river."}]
 
 
@@ -114,70 +115,71 @@ def test_an_unknown_model_is_refused(endless: Server) -> None:
 
 
 def by_cancel(client: Client) -> None:
-    stream = client.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+    stream = client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
     next(stream)
     stream.cancel()
 
 
 def by_break(client: Client) -> None:
-    for _ in client.stream(PROMPT, max_tokens=1000, ignore_eos=True):
+    for _ in client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True):
         break
 
 
 def by_exception(client: Client) -> None:
     with pytest.raises(ZeroDivisionError):
-        for _ in client.stream(PROMPT, max_tokens=1000, ignore_eos=True):
+        for _ in client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True):
             raise ZeroDivisionError
 
 
 def by_timeout(client: Client) -> None:
     with pytest.raises(TimedOut):
-        client.generate(PROMPT, max_tokens=1000, ignore_eos=True, timeout_s=0.5)
+        client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True, timeout_s=0.5)
 
 
 def by_deadline(client: Client) -> None:
     with pytest.raises(TimedOut, match="deadline"):
-        list(client.stream(PROMPT, max_tokens=1000, ignore_eos=True, deadline_ms=500))
+        list(client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True, deadline_ms=500))
 
 
 def by_ctrl_c(client: Client) -> None:
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        client.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+        timer.start()
+        client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)
     timer.join()
 
 
 @pytest.mark.parametrize("leave", [by_cancel, by_break, by_exception, by_timeout, by_deadline, by_ctrl_c])
 def test_who_leaves_is_noticed_and_costs_nothing_more(endless: Server, leave: Callable[[Client], None]) -> None:
     with Client(endless.grpc) as client:
-        leave(client)
-        endless.until_idle(patience_s=5)
+        with endless.cut_short(TOKENS):
+            leave(client)
         assert client.generate(PROMPT, max_tokens=2).finish_reason == "length"
 
 
 async def test_cancelled_tasks_are_noticed(endless: Server) -> None:
+    before = (await asyncio.to_thread(endless.stats)).steps
     async with AsyncClient(endless.grpc) as client:
-        tasks = [asyncio.create_task(client.generate(PROMPT, max_tokens=1000, ignore_eos=True)) for _ in range(10)]
-        await asyncio.to_thread(eventually, lambda: endless.stats().running == 10, 20, lambda: "they never ran")
+        tasks = [asyncio.create_task(client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True)) for _ in range(10)]
+        await asyncio.to_thread(eventually, lambda: endless.stats().running == 10, PATIENCE_S, lambda: "they never ran")
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(endless.until_idle, 5)
+        after = await asyncio.to_thread(endless.until_idle)
     assert {type(outcome) for outcome in outcomes} == {asyncio.CancelledError}
+    assert after.steps - before < TOKENS, "one of them ran on to its end"
 
 
 def test_the_close_of_a_client_ends_all_of_its_streams(endless: Server) -> None:
-    with Client(endless.grpc) as client:
-        streams = [client.stream(PROMPT, max_tokens=1000, ignore_eos=True) for _ in range(10)]
+    with endless.cut_short(TOKENS), Client(endless.grpc) as client:
+        streams = [client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True) for _ in range(10)]
         for stream in streams:
             next(stream)
-    endless.until_idle(patience_s=5)
 
 
 def test_each_death_is_told_by_its_kind_in_bounded_time(tiny: Path) -> None:
     with serving("--model", str(tiny), device="fake", fake_step_ms=20) as server, Client(server.grpc) as client:
-        stream = client.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+        stream = client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
         next(stream)
         os.kill(dict(server.stats().pids)["worker-0"], signal.SIGKILL)
         with pytest.raises(BrokenOff, match="engine"):
@@ -189,11 +191,11 @@ def test_each_death_is_told_by_its_kind_in_bounded_time(tiny: Path) -> None:
             except Unavailable:  # the engine starts again; each of these is an answer at once
                 return None
 
-        eventually(answered, 60, lambda: "the engine never came back")
+        eventually(answered, PATIENCE_S, lambda: "the engine never came back")
 
         triton = server.pid_of("tritonserver")
         with Client(server.grpc, silence_s=1) as watchful:
-            stream = watchful.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+            stream = watchful.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
             next(stream)
             os.kill(triton, signal.SIGSTOP)
             began = time.monotonic()
@@ -202,7 +204,7 @@ def test_each_death_is_told_by_its_kind_in_bounded_time(tiny: Path) -> None:
             os.kill(triton, signal.SIGCONT)
         assert time.monotonic() - began < 60
 
-        stream = client.stream(PROMPT, max_tokens=1000, ignore_eos=True)
+        stream = client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
         next(stream)
         os.kill(triton, signal.SIGKILL)
         with pytest.raises(BrokenOff):

@@ -307,7 +307,7 @@ BOOLS = (
     "parse_output",
 )
 INPUTS = {
-    **dict.fromkeys(("text_input", "messages", "tools", "sampling_parameters"), ("BYTES", ["1"])),
+    **dict.fromkeys(("text_input", "messages", "tools", "sampling_parameters", "operation"), ("BYTES", ["1"])),
     **dict.fromkeys(("image", "stop", "stop_words", "bad_words"), ("BYTES", ["-1"])),
     **dict.fromkeys(("input_ids", "stop_token_ids"), ("INT32", ["-1"])),
     **dict.fromkeys(BOOLS, ("BOOL", ["1"])),
@@ -320,15 +320,16 @@ OUTPUTS = {
     "output_ids": ("INT32", ["-1"]),
     "prompt_token_ids": ("INT32", ["-1"]),
     "prompt_logprobs": ("BYTES", ["1"]),
+    "result": ("BYTES", ["1"]),
     "cumulative_logprob": ("FP32", ["-1"]),
 }
 
 
 def test_the_declared_tensors_are_those_of_the_contract(server: Server) -> None:
     """No numeric scalar is declared: Triton would turn "0.5", "5" and 5.0 into HTTP 500."""
-    assert httpx.get(f"{server.http}/v2/health/ready").status_code == 200
-    assert httpx.get(f"{server.http}/v2/models/{MODEL}/ready").status_code == 200
-    metadata = httpx.get(f"{server.http}/v2/models/{MODEL}").json()
+    assert httpx.get(f"{server.http}/v2/health/ready", timeout=60).status_code == 200
+    assert httpx.get(f"{server.http}/v2/models/{MODEL}/ready", timeout=60).status_code == 200
+    metadata = httpx.get(f"{server.http}/v2/models/{MODEL}", timeout=60).json()
     for kind, expected in (("inputs", INPUTS), ("outputs", OUTPUTS)):
         declared = {
             tensor["name"]: (tensor["datatype"], [str(size) for size in tensor["shape"]]) for tensor in metadata[kind]

@@ -90,7 +90,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def server(running: Server) -> Iterator[Server]:
     """Idle again after the test."""
     yield running
-    running.until_idle(patience_s=10)
+    running.until_idle()
 
 
 async def streamed(client: AsyncClient, text: str | None = None, **fields: Any) -> Answer:

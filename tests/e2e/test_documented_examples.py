@@ -46,7 +46,7 @@ async def test_an_example_of_a_client_streams_the_answer(
 def test_an_example_of_an_llm_is_a_script(page: str, code: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" Paris")
     if page == "docs/llm.md":

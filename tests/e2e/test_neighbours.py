@@ -21,7 +21,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from fakes.scripted_model import write_scripted_model
-from load.serving import Server, eventually, serving
+from load.serving import PATIENCE_S, Server, eventually, serving
 from load.streams import ask, inputs
 from minisgl_backend.actors.connection import inspect
 from minisgl_backend.serving.parts import BETWEEN
@@ -30,7 +30,7 @@ from minisgl_backend.serving.summarise import prompt_of
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = ROOT / "model_repository"
 DOCUMENT = (ROOT / "docs" / "neighbours.md").read_text()
-PATIENCE_S = 300  # of a client, on a machine that does much else
+CLIENT_S = 300  # of a client, on a machine that does much else
 FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
 
 
@@ -78,7 +78,9 @@ def neighbours(repository: Path) -> Iterator[Server]:
     options = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in loaded)]
     with serving("--model-repository", str(repository), options=options, **FAKE) as server:
         ready = f"{server.http}/v2/health/ready"
-        eventually(lambda: httpx.get(ready).status_code == 200, 30.0, lambda: "\n".join(server.lines))
+        eventually(
+            lambda: httpx.get(ready, timeout=CLIENT_S).status_code == 200, PATIENCE_S, lambda: "\n".join(server.lines)
+        )
         yield server
 
 
@@ -88,12 +90,12 @@ def parts(*lines: str) -> str:
 
 
 def post(server: Server, model: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.http}/v2/models/{model}/generate", json=body, timeout=PATIENCE_S)
+    return httpx.post(f"{server.http}/v2/models/{model}/generate", json=body, timeout=CLIENT_S)
 
 
 def stream(server: Server, model: str, **body: Any) -> list[dict[str, Any]]:
     url = f"{server.http}/v2/models/{model}/generate_stream"
-    with httpx.stream("POST", url, json={"stream": True, **body}, timeout=PATIENCE_S) as response:
+    with httpx.stream("POST", url, json={"stream": True, **body}, timeout=CLIENT_S) as response:
         return [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
 
 
@@ -161,6 +163,7 @@ def test_a_bad_request_is_refused_by_name(neighbours: Server, body: dict[str, An
 
 
 def test_thousands_of_calls_leave_the_stub_as_it_was(neighbours: Server) -> None:
+    """The heap takes a step once in a while, and then stands; what is kept of each call grows with every round."""
     stub = psutil.Process(neighbours.pid_of("triton_python_b", "summarise"))
     text = parts(*(f"part {number}" for number in range(700)))
 
@@ -169,37 +172,43 @@ def test_thousands_of_calls_leave_the_stub_as_it_was(neighbours: Server) -> None
 
     first = summarise()
     assert first.count(BETWEEN) > 450, "one word a part, a few of them blanks"
-    before, threads = stub.memory_info().rss, stub.num_threads()
-    assert summarise() == first
-    assert stub.memory_info().rss - before < 8 << 20
-    assert stub.num_threads() == threads
-    neighbours.until_idle(5.0)
+    threads, growth = stub.num_threads(), [1 << 40]
+    while growth[-1] >= 8 << 20:
+        assert len(growth) < 6, f"bytes more after each round: {growth[1:]}"
+        before = stub.memory_info().rss
+        assert summarise() == first
+        growth.append(stub.memory_info().rss - before)
+    eventually(lambda: stub.num_threads() <= threads, PATIENCE_S, lambda: f"{stub.num_threads()} threads of {threads}")
+    neighbours.until_idle()
 
 
 def until_open(server: Server, count: int) -> None:
-    eventually(lambda: server.stats().open_requests >= count, 10.0, lambda: f"not {count} open: {server.stats()}")
+    eventually(lambda: server.stats().open_requests >= count, PATIENCE_S, lambda: f"not {count} open: {server.stats()}")
 
 
 async def test_a_cancel_ends_every_call_that_was_made_for_it(neighbours: Server) -> None:
-    text = "Some words of a long text. " * 40
+    text = "Some words of a long text. " * 400  # minutes, if nobody ended it
     async with triton.InferenceServerClient(neighbours.grpc) as client:
         pieces = summaries(client, "summarise", text, part_bytes=100, max_tokens=4096, ignore_eos=True)
         await anext(pieces)
         await asyncio.to_thread(until_open, neighbours, 1)
         await pieces.aclose()
-    await asyncio.to_thread(neighbours.until_idle, 5.0)
-    before = await asyncio.to_thread(neighbours.stats)
-    assert (await ask(neighbours.grpc, "a", max_tokens=3)).reason == "length"
-    after = await asyncio.to_thread(neighbours.stats)
-    assert after.steps == before.steps + 3, "nothing else ran: no part goes on"
+
+    def alone() -> bool:
+        """No part goes on: nothing else runs before, beside or after an answer. One look may fall between two calls."""
+        before = neighbours.until_idle().steps
+        assert asyncio.run(ask(neighbours.grpc, "a", max_tokens=20)).reason == "length"
+        return neighbours.stats().steps == before + 20
+
+    await asyncio.to_thread(eventually, alone, PATIENCE_S, lambda: f"it goes on: {neighbours.stats()}")
 
 
 def test_a_dropped_http_stream_ends_its_calls_too(neighbours: Server) -> None:
     url = f"{neighbours.http}/v2/models/summarise/generate_stream"
-    body = {"text_input": "Some words. " * 40, "part_bytes": 100, "max_tokens": 4096, "stream": True}
-    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
+    body = {"text_input": "Some words. " * 800, "part_bytes": 100, "max_tokens": 4096, "stream": True}
+    with httpx.stream("POST", url, json=body, timeout=CLIENT_S) as response:
         next(response.iter_lines())
-    neighbours.until_idle(5.0)
+    neighbours.until_idle()
 
 
 async def test_each_is_unloaded_and_loaded_while_the_other_serves(neighbours: Server) -> None:
@@ -207,12 +216,16 @@ async def test_each_is_unloaded_and_loaded_while_the_other_serves(neighbours: Se
     unload_summarise, load_summarise, unload_minisgl, load_minisgl, index = documented_posts()
 
     async def command(path: str) -> httpx.Response:
-        answer = await asyncio.to_thread(httpx.post, neighbours.http + path, timeout=PATIENCE_S)
+        answer = await asyncio.to_thread(httpx.post, neighbours.http + path, timeout=CLIENT_S)
         assert answer.status_code == 200, answer.text
         return answer
 
     running = asyncio.create_task(ask(neighbours.grpc, "a", max_tokens=400, ignore_eos=True))
-    await asyncio.to_thread(eventually, lambda: neighbours.stats().running, 10.0, lambda: "it never ran")
+
+    def begun() -> bool:  # or, where the test had no time to look, over
+        return bool(neighbours.stats().running) or running.done()
+
+    await asyncio.to_thread(eventually, begun, PATIENCE_S, lambda: "it never ran")
     await command(unload_summarise)
     assert "summarise" in (await asyncio.to_thread(post, neighbours, "summarise", text_input="a")).json()["error"]
     await command(load_summarise)
@@ -245,12 +258,12 @@ async def test_an_unload_of_the_model_that_is_asked_lets_the_slices_under_way_en
 
 def test_an_ensemble_with_minisgl_in_it_streams(neighbours: Server) -> None:
     prompt = "Question: Why?\nAnswer:"
-    expected = asyncio.run(ask(neighbours.grpc, prompt, max_tokens=8)).pieces
-    events = stream(neighbours, "assistant", question="Why?", max_tokens=8)
+    expected = asyncio.run(ask(neighbours.grpc, prompt, max_tokens=50)).pieces
+    events = stream(neighbours, "assistant", question="Why?", max_tokens=50)
     assert "".join(event["text_output"] for event in events) == "".join(expected)
     assert [event["finish_reason"] for event in events] == ["None"] * (len(events) - 1) + ["length"]
     assert len(events) > 3
-    whole = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=8).json()
+    whole = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=50).json()
     assert whole["text_output"] == prompt + "".join(expected)
     refused = post(neighbours, "assistant", question="Why?", stream=False, max_tokens=0).json()
     assert refused["error"].startswith("in ensemble 'assistant', max_tokens: must be")
@@ -288,7 +301,9 @@ def test_two_llms_side_by_side_answer_each_for_itself_from_engines_of_their_own(
     repository = two_models(tmp_path / "repository")
     with serving("--model-repository", str(repository)) as server:
         ready = f"{server.http}/v2/health/ready"
-        eventually(lambda: httpx.get(ready).status_code == 200, 60.0, lambda: "\n".join(server.lines))
+        eventually(
+            lambda: httpx.get(ready, timeout=CLIENT_S).status_code == 200, PATIENCE_S, lambda: "\n".join(server.lines)
+        )
         for name in ("minisgl", "writer"):
             answer = post(server, name, text_input="Who are you?", exclude_input_in_output=True).json()
             assert answer["text_output"] == f" I am {name}."

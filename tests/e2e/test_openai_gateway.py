@@ -8,31 +8,38 @@ structural tag has it think and call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 import openai
+import psutil
 import pydantic
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from fakes.chat_templates import HERMES
-from load.serving import Server, eventually, serving, stop
+from load.serving import PATIENCE_S, Server, engine_processes, eventually, serving, stop
 from minisgl_backend.models.locate import fetched_folder
 from minisgl_client.gateway.settings import KEYS_VARIABLE
 
 KEY = "key-of-this-test"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
 MODEL = "minisgl"
 PROMPT = "The capital of France is"
 CHAT: Any = [{"role": "user", "content": "Name a river."}]
-ENDLESS: Any = {"prompt": PROMPT, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+TOKENS = 4000
+ENDLESS: Any = {"prompt": PROMPT, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
 GREEDY: Any = {"model": MODEL, "temperature": 0}
 
 
@@ -65,6 +72,10 @@ class Gateway:
     def async_client(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=self.url, api_key=KEY, max_retries=0)
 
+    def plain(self) -> httpx.Client:
+        """Of what is not OpenAI's."""
+        return httpx.Client(base_url=self.url.removesuffix("/v1"), headers=HEADERS, timeout=PATIENCE_S)
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
@@ -86,14 +97,14 @@ def gateway_of(server: Server) -> Gateway:
         found = re.search(r"OpenAI +(http://\S+)", "\n".join(server.lines))
         return found[1] if found else None
 
-    return Gateway(server, eventually(url, 10, lambda: "\n".join(server.lines)))
+    return Gateway(server, eventually(url, PATIENCE_S, lambda: "\n".join(server.lines)))
 
 
 @pytest.fixture
 def gateway(running: Gateway) -> Iterator[Gateway]:
     """Idle again after the test."""
     yield running
-    running.server.until_idle(patience_s=10)
+    running.server.until_idle()
 
 
 @pytest.fixture
@@ -280,10 +291,12 @@ def test_refusals_are_the_clients_own_exceptions_with_the_field(gateway: Gateway
 
 def test_the_metrics_are_the_servers(gateway: Gateway) -> None:
     url = gateway.url.replace("/v1", "/metrics")
-    told = httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}).text
+    told = httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S).text
     names = set(re.findall(r"^# TYPE (\S+)", told, re.M))
-    assert names and names == set(re.findall(r"^# TYPE (\S+)", httpx.get(gateway.server.metrics).text, re.M))
-    assert httpx.get(url).status_code == 401
+    assert names and names == set(
+        re.findall(r"^# TYPE (\S+)", httpx.get(gateway.server.metrics, timeout=PATIENCE_S).text, re.M)
+    )
+    assert httpx.get(url, timeout=PATIENCE_S).status_code == 401
 
 
 def test_the_pages_example_is_a_script(gateway: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,11 +308,11 @@ def test_the_pages_example_is_a_script(gateway: Gateway, capsys: pytest.CaptureF
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(gateway: Gateway, client: OpenAI) -> None:
-    stream = client.completions.create(model=MODEL, **ENDLESS, stream=True)
-    next(iter(stream))
-    assert gateway.server.stats().running == 1
-    stream.close()
-    gateway.server.until_idle(patience_s=5)
+    with gateway.server.cut_short(TOKENS):
+        stream = client.completions.create(model=MODEL, **ENDLESS, stream=True)
+        next(iter(stream))
+        assert gateway.server.stats().running == 1
+        stream.close()
 
 
 def test_a_full_queue_says_when_to_come_again(gateway: Gateway, client: OpenAI) -> None:
@@ -310,13 +323,57 @@ def test_a_full_queue_says_when_to_come_again(gateway: Gateway, client: OpenAI) 
     assert caught.value.code == "queue_full" and int(caught.value.response.headers["retry-after"]) >= 1
 
 
+def test_tokens_of_texts_and_chats_are_those_that_are_generated_with(gateway: Gateway, client: OpenAI) -> None:
+    with gateway.plain() as http:
+        for path, body in (("/tokenize", {"prompt": PROMPT}), ("/v1/tokenize", {"messages": CHAT})):
+            told = http.post(path, json=body).json()
+            assert told["count"] == len(told["tokens"]) and told["max_model_len"] > 1000 and told["token_strs"] is None
+            back = http.post(path.replace("tok", "detok"), json={"tokens": told["tokens"]}).json()
+            if "prompt" in body:
+                assert back == {"prompt": PROMPT}
+                usage = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=1).usage
+            else:
+                assert "Name a river." in back["prompt"] and "<|im_start|>" in back["prompt"]
+                usage = client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=1).usage
+            assert usage and usage.prompt_tokens == told["count"]
+        long = http.post("/tokenize", json={"prompt": "river " * 300_000}).json()
+        assert long["count"] >= 300_000, "longer than the context, in a response larger than Triton's first pages"
+        assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+        refused = http.post("/detokenize", json={"tokens": [1 << 30]})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "tokens"
+        assert httpx.post(f"{http.base_url}/tokenize", json={"prompt": PROMPT}, timeout=PATIENCE_S).status_code == 401
+
+
+def test_the_view_of_the_engine_moves_and_tells_no_words(gateway: Gateway, client: OpenAI) -> None:
+    with client.completions.create(model=MODEL, **ENDLESS, stream=True) as stream, gateway.plain() as http:
+        next(iter(stream))
+        outputs: list[int] = []
+        with http.stream("GET", "/engine/stream", timeout=PATIENCE_S) as events:
+            assert events.headers["content-type"].startswith("text/event-stream")
+            for line in events.iter_lines():
+                if not line:
+                    continue
+                told = json.loads(line.removeprefix("data: "))
+                assert told["state"] == "ready" and "capital" not in line and not told["shows_prompts"]
+                outputs += [row["output_tokens"] for row in told["running"]]
+                if outputs and outputs[-1] > outputs[0]:
+                    break
+        told = http.get("/engine").json()
+        assert [row["phase"] for row in told["running"]] == ["decode"] and told["tokens_per_s"] > 0
+        pages = told["pages"]
+        assert pages["total"] == sum(count for owner, count in pages.items() if owner != "total")
+        assert httpx.get(f"{http.base_url}/engine", timeout=PATIENCE_S).status_code == 401
+
+
 async def test_a_client_that_leaves_before_an_answer_ends_its_request(gateway: Gateway) -> None:
+    before = (await asyncio.to_thread(gateway.server.stats)).steps
     async with gateway.async_client() as client:
         asking = asyncio.create_task(client.completions.create(model=MODEL, **ENDLESS))
-        await asyncio.to_thread(eventually, lambda: gateway.server.stats().running or None, 10, lambda: "it never ran")
+        await asyncio.to_thread(eventually, lambda: gateway.server.stats().running, PATIENCE_S, lambda: "it never ran")
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.to_thread(gateway.server.until_idle, 5)
+        after = await asyncio.to_thread(gateway.server.until_idle)
+    assert after.steps - before < TOKENS, "it ran on to its end"
 
 
 def test_a_gateway_that_is_told_to_end_finishes_its_answers(gateway: Gateway) -> None:
@@ -326,13 +383,57 @@ def test_a_gateway_that_is_told_to_end_finishes_its_answers(gateway: Gateway) ->
         try:
             assert process.stderr is not None
             url = process.stderr.readline().split()[3]
-            with OpenAI(base_url=url, api_key=KEY, max_retries=5) as client:
-                stream = client.completions.create(**GREEDY, prompt=PROMPT, max_tokens=12, stream=True, timeout=60)
+            with OpenAI(base_url=url, api_key=KEY, max_retries=5) as client, contextlib.ExitStack() as stack:
+                stream = client.completions.create(
+                    **GREEDY, prompt=PROMPT, max_tokens=12, stream=True, timeout=PATIENCE_S
+                )
                 chunks = [next(iter(stream))]
+                looking = stack.enter_context(
+                    httpx.stream("GET", url.replace("/v1", "/engine/stream"), headers=HEADERS, timeout=PATIENCE_S)
+                )
                 process.send_signal(signal.SIGTERM)
                 chunks += list(stream)
+                looking.read()  # its end: who only looks on does not keep the gateway
             assert chunks[-1].choices[0].finish_reason == "length"
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=PATIENCE_S) == 0
             assert "out=12 finish=length" in process.stderr.read()
         finally:
             stop(process)
+
+
+@contextmanager
+def no_engine_can_start(server: Server) -> Iterator[None]:
+    """In the body: the place of its log is taken."""
+    logs = [server.run_dir / name for name in ("engine.log", "engine.log.1")]
+    for log in logs:
+        log.unlink(missing_ok=True)
+        (log / "in the way").mkdir(parents=True)
+    yield
+    for log in logs:
+        shutil.rmtree(log)
+
+
+def test_an_engine_that_dies_is_told_to_who_waits_to_who_asks_and_to_the_health() -> None:
+    """Of the fake device, whose answer goes on for more than a minute."""
+    with serving("--openai", "0", device="fake", fake_step_ms=20) as server:
+        gateway = gateway_of(server)
+
+        def health() -> int:
+            return httpx.get(gateway.url.replace("/v1", "/health"), timeout=PATIENCE_S).status_code
+
+        assert health() == 200
+        with gateway.client() as client:
+            stream = client.completions.create(model=MODEL, **ENDLESS, stream=True)
+            next(iter(stream))
+            with no_engine_can_start(server):
+                for pid in engine_processes(server.runtime):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        psutil.Process(pid).kill()
+                with pytest.raises(openai.APIError, match="the engine stopped unexpectedly"):
+                    list(stream)
+                with pytest.raises(openai.InternalServerError) as caught:
+                    client.completions.create(model=MODEL, prompt=PROMPT)
+                assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
+                assert health() == 503
+            eventually(lambda: health() == 200, PATIENCE_S, lambda: "the engine did not come back")
+            assert client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=2).choices[0].finish_reason

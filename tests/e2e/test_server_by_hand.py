@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from load.serving import engine_processes, eventually
+from load.serving import PATIENCE_S, START_S, engine_processes, eventually
 from load.streams import MODEL, ask
-from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.ports import claimed_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,13 +44,12 @@ def runtime() -> Iterator[Path]:
 
 @contextmanager
 def started(runtime: Path, tmp_path: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, int]]]:
-    ports = claim_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0})
-    options = " ".join(f"{option}={port}" for option, port in ports.items())
-    script = f"{lines_of_the_documentation(tmp_path / 'backends')} {options}\n"
+    lines = lines_of_the_documentation(tmp_path / "backends")
     with (
+        claimed_ports("127.0.0.1", {"--http-port": 0, "--grpc-port": 0, "--metrics-port": 0}) as ports,
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
-            ["bash", "-ec", script],
+            ["bash", "-ec", f"{lines} {' '.join(f'{option}={port}' for option, port in ports.items())}\n"],
             cwd=ROOT,
             env={**os.environ, "MINISGL_RUNTIME_DIR": str(runtime), **variables},
             stdout=log,
@@ -65,7 +64,7 @@ def started(runtime: Path, tmp_path: Path, **variables: str) -> Iterator[tuple[s
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
                 try:
-                    process.wait(timeout=30)
+                    process.wait(timeout=PATIENCE_S)
                 finally:
                     if process.poll() is None:
                         os.killpg(process.pid, signal.SIGKILL)
@@ -79,20 +78,20 @@ def test_the_lines_of_the_documentation_start_a_server_that_answers(runtime: Pat
         def ready() -> bool:
             assert process.poll() is None, (tmp_path / "log").read_text()
             try:
-                return httpx.get(url).status_code == 200
+                return httpx.get(url, timeout=PATIENCE_S).status_code == 200
             except httpx.TransportError:
                 return False
 
-        eventually(ready, 60.0, lambda: (tmp_path / "log").read_text())
+        eventually(ready, START_S, lambda: (tmp_path / "log").read_text())
         answer = asyncio.run(ask(f"127.0.0.1:{ports['--grpc-port']}", "the cat", max_tokens=3))
         assert (answer.reason, answer.finals, answer.error) == ("length", 1, None)
-    eventually(lambda: not engine_processes(runtime), 10.0, lambda: "the engine outlives its lease")
+    eventually(lambda: not engine_processes(runtime), PATIENCE_S, lambda: "the engine outlives its lease")
 
 
 def test_a_model_that_was_never_fetched_is_reported_with_the_command_that_fetches_it(
     runtime: Path, tmp_path: Path
 ) -> None:
     with started(runtime, tmp_path, MINISGL_CACHE=str(tmp_path / "empty")) as (process, _):
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=PATIENCE_S) != 0
     assert "model 'smollm2' was never fetched: run `minisgl fetch smollm2`" in (tmp_path / "log").read_text()
-    eventually(lambda: not engine_processes(runtime), 20.0, lambda: "an engine is left")
+    eventually(lambda: not engine_processes(runtime), PATIENCE_S, lambda: "an engine is left")

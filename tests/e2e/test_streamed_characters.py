@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from fakes.scripted_model import write_scripted_model
-from load.serving import Server, serving
+from load.serving import PATIENCE_S, Server, serving
 from load.streams import MODEL, Answer, ask
 
 FAMILY = "👨‍👩‍👧"  # F0 9F 91 A8 · E2 80 8D · F0 9F 91 A9 · E2 80 8D · F0 9F 91 A7
@@ -59,9 +59,11 @@ def over_http(server: Server, prompt: str) -> tuple[str, str]:
     """The joined deltas of /generate_stream, and the text of /generate."""
     url = f"{server.http}/v2/models/{MODEL}/"
     body = {"text_input": prompt, "max_tokens": 50, "exclude_input_in_output": True}
-    lines = httpx.post(url + "generate_stream", json={**body, "stream": True}, timeout=30).content.split(b"\n\n")
+    lines = httpx.post(url + "generate_stream", json={**body, "stream": True}, timeout=PATIENCE_S).content.split(
+        b"\n\n"
+    )
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines if line]
-    whole = httpx.post(url + "generate", json=body, timeout=30).json()
+    whole = httpx.post(url + "generate", json=body, timeout=PATIENCE_S).json()
     return "".join(event["text_output"] for event in events), whole["text_output"]
 
 

@@ -15,7 +15,7 @@ import tritonclient.grpc as sync_grpc
 import tritonclient.grpc.aio as aio_grpc
 from tritonclient.utils import InferenceServerException
 
-from load.serving import Server, eventually
+from load.serving import PATIENCE_S, Server, eventually
 from load.streams import MODEL, Answer, ask, ask_on, inputs, take
 
 PROMPT = "The capital of France is"
@@ -54,7 +54,7 @@ def test_generate_and_generate_stream_give_the_same_text(http: httpx.Client, exp
     events = generate_stream(http, text_input=PROMPT, stream=True, **GREEDY)
     assert "".join(event["text_output"] for event in events) == expected
     assert [event["finish_reason"] for event in events] == ["None"] * (len(events) - 1) + ["length"]
-    assert len(events) > 3
+    assert len(events) > 1
 
 
 async def test_an_asyncio_grpc_stream_gives_the_same_text_and_one_final(server: Server, expected: str) -> None:
@@ -88,30 +88,34 @@ def test_a_seed_repeats_an_answer_and_another_seed_changes_it(http: httpx.Client
     assert len({text(seed) for seed in range(4)}) > 1
 
 
-async def test_a_cancelled_stream_frees_its_slot_and_pages_within_a_second(server: Server) -> None:
+async def test_a_cancelled_stream_frees_its_slot_and_pages_long_before_its_end(server: Server) -> None:
+    """A tenth of a second later, which is a dozen steps or two. Seconds themselves differ from machine to machine."""
+    before = (await asyncio.to_thread(server.stats)).steps
     answer = await ask(server.grpc, PROMPT, cancel_after=3, temperature=0, max_tokens=2000, ignore_eos=True)
     assert len(answer.pieces) == 3
-    await asyncio.to_thread(server.until_idle, 1.0)
+    after = await asyncio.to_thread(server.until_idle)
+    assert after.steps - before < 500
 
 
 async def test_requests_that_wait_for_a_slot_can_be_cancelled(server: Server) -> None:
+    before = (await asyncio.to_thread(server.stats)).steps
     async with aio_grpc.InferenceServerClient(server.grpc) as client:
         tasks = [
             asyncio.create_task(ask_on(client, PROMPT, temperature=0, max_tokens=1500, ignore_eos=True))
             for _ in range(80)
         ]
-        await asyncio.to_thread(eventually, lambda: server.stats().waiting, 10.0, lambda: "nobody waits")
+        await asyncio.to_thread(eventually, lambda: server.stats().waiting, PATIENCE_S, lambda: "nobody waits")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.to_thread(server.until_idle, 3.0)
+    after = await asyncio.to_thread(server.until_idle)
+    assert after.steps - before < 1500, "one of them ran on to its end"
 
 
 def test_a_dropped_http_stream_is_noticed(server: Server, http: httpx.Client) -> None:
     body = {"text_input": PROMPT, "stream": True, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
-    with http.stream("POST", "generate_stream", json=body) as response:
+    with server.cut_short(2000), http.stream("POST", "generate_stream", json=body) as response:
         next(response.iter_lines())
-    server.until_idle(patience_s=3.0)
 
 
 def test_infer_over_http_is_refused_by_triton_itself(http: httpx.Client) -> None:
@@ -129,13 +133,13 @@ def test_the_engine_process_dies_and_http_clients_get_an_answer(server: Server, 
     body = {"text_input": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     thread = threading.Thread(target=lambda: answers.put(generate(http, **body)))
     thread.start()
-    eventually(lambda: server.stats().running, 10.0, lambda: "the request never ran")
+    eventually(lambda: server.stats().running, PATIENCE_S, lambda: "the request never ran")
     os.kill(dict(server.stats().pids)["worker-0"], signal.SIGKILL)
-    answer = answers.get(timeout=2.0)
+    answer = answers.get(timeout=PATIENCE_S)
     thread.join()
     assert answer.status_code == 400 and "try again" in answer.text
     eventually(
         lambda: generate(http, text_input=PROMPT, **GREEDY).status_code == 200,
-        60.0,
+        PATIENCE_S,
         lambda: "the engine never came back",
     )

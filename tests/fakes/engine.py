@@ -24,6 +24,8 @@ from minisgl_backend.actors.text import TextActor
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.messages.client import (
     PROTOCOL,
+    TERMINAL,
+    Answered,
     Cancel,
     Chunk,
     EngineState,
@@ -84,6 +86,13 @@ class Holder:
         self.send(Request(id, raw, json.dumps(parameters).encode(), stream, True))
         return id
 
+    def ask(self, operation: str, **fields: Any) -> RequestId:
+        """A request that names an operation."""
+        id = RequestId(next(self._ids))
+        self.outputs[id] = []
+        self.send(Request(id, fields.pop("text_input", None), b"", False, None, operation=operation.encode(), **fields))
+        return id
+
     def cancel(self, id: RequestId) -> None:
         self.send(Cancel(id))
 
@@ -110,11 +119,18 @@ class Holder:
             await self._changed.wait()
 
     async def answer(self, id: RequestId) -> Finished | Failed:
-        """The terminal answer."""
+        """The terminal answer of a generation, or of an operation that fails."""
         await self.until(lambda: self.ended(id))
         last = self.outputs[id][-1]
         assert isinstance(last, Finished | Failed)
         return last
+
+    async def result(self, id: RequestId) -> Any:
+        """Of an operation that must succeed; it has one output."""
+        await self.until(lambda: self.ended(id))
+        (only,) = self.outputs[id]
+        assert isinstance(only, Answered), only
+        return json.loads(only.result)
 
     async def text(self, id: RequestId) -> str:
         """The joined answer of a request that must end well."""
@@ -123,7 +139,7 @@ class Holder:
         return "".join(output.text for output in self.outputs[id] if isinstance(output, Chunk | Finished))
 
     def ended(self, id: RequestId) -> bool:
-        return bool(self.outputs[id]) and isinstance(self.outputs[id][-1], Finished | Failed)
+        return bool(self.outputs[id]) and isinstance(self.outputs[id][-1], TERMINAL)
 
     async def state(self, state: EngineState) -> Health:
         await self.until(lambda: any(health.state is state for health in self.healths))
@@ -184,7 +200,7 @@ async def fake_engine(
     build: Callable[[FakeEngine], FakeRunner] | None = None,
     ready: bool = True,
     num_pages: int = 64,
-    patience_s: float = 20,
+    patience_s: float = 120,
     **settings: Any,
 ) -> AsyncIterator[FakeEngine]:
     """A simulated engine. hook: see FakeRank. build: makes the runner (may raise, to simulate a failing start).

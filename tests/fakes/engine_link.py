@@ -12,7 +12,7 @@ from minisgl_backend.messages.client import Chunk, Failed, Finished, FinishReaso
 from minisgl_backend.messages.ids import RequestId
 from minisgl_backend.messages.tokens import pack_tokens
 
-WAIT_S = 5.0
+WAIT_S = 60.0
 
 
 def started(id: int, num_input_tokens: int = 3, num_cached_tokens: int = 2) -> Started:

@@ -24,7 +24,8 @@ class InferenceServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         self.metadata: dict[str, str] = {}
         self.cancelled = Semaphore(0)  # released by each call of `then_waits` that its client ended
         self.answers_probes = True
-        self.probes = 0
+        self.probes = 0  # all, and of them
+        self.refused_probes = 0
         self.sent = 0  # by scripts that count
         self.stopping = Event()
         self.url = ""
@@ -38,6 +39,7 @@ class InferenceServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
     def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.probes += 1
         if not self.answers_probes:
+            self.refused_probes += 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "no")
         return service_pb2.ServerLiveResponse(live=True)
 
@@ -69,15 +71,17 @@ def pieces(*texts: str, reason: str = "length") -> Script:
     return script
 
 
-def then_waits(*texts: str) -> Script:
-    """Some pieces, and no end: waits until its client has gone."""
+def then_waits(*texts: str, answers_probes: bool = True) -> Script:
+    """Some pieces, and no end: waits until its client has gone. answers_probes: of the server, from then on."""
 
     def script(request: Any, context: Any, server: InferenceServer) -> Iterator[Any]:
         gone = Event()
-        context.add_callback(gone.set)
-        context.add_callback(server.cancelled.release)  # not after the wait: grpc may drop the generator before
+        for told in (gone.set, server.cancelled.release):  # not after the wait: grpc may drop the generator before
+            if not context.add_callback(told):  # its client has gone already
+                told()
         for text in texts:
             yield response(final=False, text_output=[text], finish_reason=["None"])
+        server.answers_probes = answers_probes
         while not (gone.wait(0.05) or server.stopping.is_set()):
             pass
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class TritonPythonModel:

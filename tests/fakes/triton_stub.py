@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 FINAL = 1
-WAIT_S = 5.0  # of every wait below; reached only by a failing test
+WAIT_S = 60.0  # of every wait below; reached only by a failing test
 
 
 class TritonModelException(Exception):
@@ -135,6 +135,7 @@ DECLARED: dict[str, tuple[Any, int | None]] = {
     "prompt_token_ids": (np.int32, None),
     "reasoning_output": (np.object_, None),
     "tool_calls": (np.object_, None),
+    "result": (np.object_, 1),
 }
 """Outputs that config.pbtxt declares: dtype, and size where it is not -1."""
 

@@ -242,6 +242,22 @@ class RadixAgainstDict(RuleBasedStateMachine):
         assert sorted(self.tree.pages()) == sorted(page.id for page in self.pages.values())
         assert self.tree.total_pages == len(self.pages)
         assert self.tree.evictable_pages == len(self.evictable())
+        self.is_shown()
+
+    def is_shown(self) -> None:
+        """Everything once, each node below what it hangs from; of a part the locked ways, then the latest used."""
+        ends = [lock.node for lock in self.locks]
+        every = self.tree.shown(ends, 1000)
+        assert len(every) == len({*every}) == self.tree.num_nodes
+        assert sorted(id for node in every for id in node.pages) == sorted(page.id for page in self.pages.values())
+        locked = sum(node.locks > 0 for node in every)
+        assert all(node.locks for node in every[:locked])
+        for most in (0, 1, 3):
+            some = self.tree.shown(ends, most)
+            assert len(some) <= most and (len(some) == min(most, len(every)) or most > locked)
+            for node in some:
+                above = node.parent
+                assert above is not None and (above.parent is None or above in some[: some.index(node)])
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_a_round_measures_every_stream_while_the_prompts_arrive(engines: dict[st
     for number, (name, engine) in enumerate(engines.items()):
         waits = mixed.Waits()
         prompts = [f"{number} {prompt} " + "in the world " * 60 for prompt in range(2)]
-        mixed.measure_round(engine, ["the cat", "a thing"], prompts, waits)
+        mixed.measure_round(engine, ["the cat", "a thing"], prompts, waits, stream_tokens=1900)
         assert len(waits.ttft_s) == 2 and len(waits.itl_s) >= 2
         assert mixed.describe(name, waits)["tokens"] == len(waits.itl_s)
         assert engine.stats().running <= 2, "the streams were left"
@@ -61,7 +61,7 @@ def test_what_a_worker_waits_for_is_counted_at_both_depths_where_all_streams_run
                     folder,
                     device="fake",
                     executor="inline",
-                    fake_step_ms=5.0,
+                    fake_step_ms=20.0,
                     overlap=ahead,
                     step_trace=str(files[depth]),
                 )
@@ -73,9 +73,9 @@ def test_what_a_worker_waits_for_is_counted_at_both_depths_where_all_streams_run
     rows = {depth: overlap.describe(read_trace(files[depth]), [window]) for depth, window in windows.items()}
     for row in rows.values():
         assert (row["streams"], row["rows"]) == (4, 4.0) and 20 <= row["steps"] < 40
-        assert row["step_ms"] >= 5.0 and 0.0 < row["idle_share"] < 1.0
+        assert row["step_ms"] >= 20.0 and 0.0 < row["idle_share"] < 1.0
     assert rows["depth 0"]["early_share"] == 0.0
-    assert rows["overlap"]["early_share"] >= 0.9
+    assert rows["overlap"]["early_share"] >= 0.5
 
 
 def test_depths_that_disagree_end_the_benchmark(folder: Path) -> None:

@@ -48,7 +48,7 @@ async def test_hundreds_of_cancels_and_failed_steps_leak_nothing_and_change_no_a
         return chance.random() > 0.01
 
     pair = ActorPair(limits, overlap=overlap, device=device)
-    async with asyncio.timeout(60 + LIVES / 20), pair.running():
+    async with asyncio.timeout(120 + LIVES / 10), pair.running():
         for id in range(1, LIVES + 1):
             pair.submit(sequence(id, chance))
             await turns(chance.randrange(12))
@@ -74,7 +74,7 @@ async def test_no_step_is_planned_beyond_max_tokens(overlap: bool) -> None:
         return True
 
     pair = ActorPair(Limits(4, 64, 16, 64, 512), overlap=overlap, device=device)
-    async with asyncio.timeout(20), pair.running():
+    async with asyncio.timeout(60), pair.running():
         pair.submit(Sequence(SequenceId(1), pack_tokens([1, 2, 3]), Sampling(1.0, 0, 1.0, 1, 0), 20, ()))
         await pair.idle()
     assert len(pair.lives[SequenceId(1)].tokens) == pair.scheduler.gauges().steps == 20
@@ -201,5 +201,5 @@ async def test_a_halt_goes_before_the_plan_that_waits() -> None:
         return StepResult(plan.step, (1,))
 
     inbox.put(BatchPlan(StepId(1), (), (), (0,), (0,), (1,), (1,)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await WorkerActor(compute, inbox, None).run()

@@ -94,7 +94,7 @@ async def test_sixty_four_streams_for_two_minutes(server: Server, expected: dict
 
     async with triton.InferenceServerClient(server.grpc) as client:
         await asyncio.gather(*(user(client) for _ in range(STREAMS)))
-    stats = await asyncio.to_thread(server.until_idle, 1.0)
+    stats = await asyncio.to_thread(server.until_idle)
     after = sizes(server)
     growth = {name: after[name] - size for name, size in middle.items()}
     print(f"{answered} answers, {stats.steps} steps, MiB gained in the second half: {growth}")
@@ -118,7 +118,7 @@ async def test_a_third_of_two_hundred_streams_is_cancelled(server: Server, expec
                 for number in range(200)
             )
         )
-        await asyncio.to_thread(server.until_idle, 1.0)
+        await asyncio.to_thread(server.until_idle)
     for number, answer in enumerate(answers):
         whole = expected[PROMPTS[number % len(PROMPTS)]][LONGEST]
         if number in doomed:

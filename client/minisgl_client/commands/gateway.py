@@ -17,6 +17,7 @@ from minisgl_backend.errors import ConfigError
 from minisgl_client.gateway.settings import DEFAULT_PORT, MAX_BODY_BYTES, GatewaySettings, read_api_keys
 
 DRAIN_S = 20
+_BACKLOG = 2048
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,6 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--api-keys", type=Path, metavar="FILE", help="keys, one a line; also in MINISGL_API_KEYS")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="whose pages may ask; * lets all")
     add("--max-body", type=_positive, default=MAX_BODY_BYTES, metavar="BYTES", help="of a request (%(default)s)")
+    add("--no-engine-view", action="store_true", help="do not tell at /engine what the engine does")
     add("--timeout", type=_seconds, metavar="SECONDS", help="an answer that takes longer is given up (default: none)")
     add("--drain", type=_positive, default=DRAIN_S, metavar="SECONDS", help="for answers at the end (%(default)s)")
     parser.set_defaults(run=run)
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         origins=tuple(arguments.cors_origin),
         max_body_bytes=arguments.max_body,
         timeout_s=arguments.timeout,
+        engine_view=not arguments.no_engine_view,
     )
     with _listener(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -75,6 +78,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no obstacle
         listener.bind(address)
+        listener.listen(_BACKLOG)  # before anybody is told: who connects at once waits, and is not refused
     except OSError as error:
         listener.close()
         raise ConfigError(f"port {port} of {host!r} can not be taken: {error.strerror}") from None

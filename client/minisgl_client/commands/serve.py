@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ from minisgl_client.server.installation import (
     server_environment,
 )
 from minisgl_client.server.log import ServerLog
-from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.ports import claimed_ports
 from minisgl_client.server.process import Interrupts, ServerProcess
 from minisgl_client.server.shared_memory import backend_option, new_prefix, remove_regions
 from minisgl_client.stages import Stages
@@ -50,6 +51,7 @@ MODEL = "minisgl"
 _EXIT_S = 10  # how much longer tritonserver may take for its end than the answers in flight (setting drain_s)
 _FINALIZE_S = 15  # more, for the model's finalize
 _START_PATIENCE_S = 2  # for a server that has answered nobody yet: it hears no signal while it loads a model
+_STARTS_AGAIN = 2
 _POLL_S = 0.1
 _RETIRE_TRIES = 10
 
@@ -110,15 +112,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.openai is not None:
         gateway.check_gateway(os.environ)
         wanted[gateway.OPTION] = arguments.openai
-    ports = claim_ports(arguments.host, wanted)
-    openai_port = ports.pop(gateway.OPTION, None)
-    model = prepare_model(engine_config(repository, settings), stages)
-    if "model" in settings:  # else the repository names it, and goes on doing so
-        settings["model"] = model
-    environment[SETTINGS_VARIABLE] = json.dumps(settings)
-    config = engine_config(repository, settings)
-    exit_s = math.ceil(bridge_config(repository, settings).drain_s) + _EXIT_S
-    with tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder:
+    with (
+        claimed_ports(arguments.host, wanted) as ports,
+        tempfile.TemporaryDirectory(prefix="minisgl-serve-") as folder,
+    ):
+        openai_port = ports.pop(gateway.OPTION, None)
+        model = prepare_model(engine_config(repository, settings), stages)
+        if "model" in settings:  # else the repository names it, and goes on doing so
+            settings["model"] = model
+        environment[SETTINGS_VARIABLE] = json.dumps(settings)
+        config = engine_config(repository, settings)
+        exit_s = math.ceil(bridge_config(repository, settings).drain_s) + _EXIT_S
         command = server_command(installation, Path(folder), repository, arguments.host, ports, exit_s)
         regions = new_prefix()
         command += [backend_option(regions), *arguments.triton_option]
@@ -150,7 +154,19 @@ def _live(launch: Launch, stages: Stages) -> int:
         try:
             if launch.engine_beside:
                 _start_engine(launch, stages)
-            if ready := _until_ready(server, interrupts, launch):
+            ready = _until_ready(server, interrupts, launch)
+            for _ in range(_STARTS_AGAIN):
+                if ready or server.exit_code() != -signal.SIGABRT:
+                    break
+                server.stop(0, interrupts, log.gave_up)  # ends the stubs in its session, and reads its last lines
+                if not log.lost_a_lock():
+                    break
+                stages.note("tritonserver lost a lock of its own while models started, and is started again")
+                remove_regions(launch.regions)
+                log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
+                server = ServerProcess(launch.command, launch.environment, log.take)
+                ready = _until_ready(server, interrupts, launch)
+            if ready:
                 if launch.openai_port is not None:
                     stages.begin("gateway", "OpenAI's API")
                     beside = _start_gateway(launch, launch.openai_port, interrupts)
@@ -240,7 +256,8 @@ def greeting(seconds: str, host: str, ports: Mapping[str, int], openai_port: int
     address = f"[{address}]" if ":" in address else address
     http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
     body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
-    openai = "" if openai_port is None else f"  OpenAI   http://{address}:{openai_port}/v1\n"
+    gateway_url = f"http://{address}:{openai_port}"
+    openai = "" if openai_port is None else f"  OpenAI   {gateway_url}/v1\n  page     {gateway_url}/\n"
     minisgl = shlex.quote(str(Path(sys.executable).parent / "minisgl"))  # not all who serve have it on their PATH
     return f"""
 ready after {seconds}

@@ -33,7 +33,7 @@ from minisgl_client.server.installation import (
     library_folder,
     server_environment,
 )
-from minisgl_client.server.ports import claim_ports
+from minisgl_client.server.ports import claimed_ports
 
 DISTRIBUTION = "minisgl-triton"
 _PORTS = {"--http-port": 8000, "--grpc-port": 8001, "--metrics-port": 8002}
@@ -146,10 +146,10 @@ def look_at_gpus(environment: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
 def look_at_port(option: str, number: int) -> Port:
     """Taken for a moment, to see whether it can be; who holds it otherwise is asked whether it is one of us."""
     try:
-        claim_ports(_HOST, {option: number})
+        with claimed_ports(_HOST, {option: number}):
+            return Port(option, number, "", False)
     except ServeError as error:
         return Port(option, number, str(error), option == "--http-port" and is_ready(_HOST, number, serve.MODEL))
-    return Port(option, number, "", False)
 
 
 def _free_bytes(folder: Path) -> int | None:

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from minisgl_client.errors import ClientError
 from minisgl_client.gateway.backends import Backend
-from minisgl_client.gateway.errors import of_client_error
+from minisgl_client.gateway.errors import ApiError
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.gateway.replies import Reply
 from minisgl_client.pieces import Piece
@@ -56,14 +55,11 @@ class Answering:
             self._facts["finish"] = ",".join(reason or "none" for reason in self._reply.finish_reasons)
 
     async def _answer(self, send: Send) -> None:
-        try:
-            async with contextlib.aclosing(self._backend.pieces(self._plan, self._id)) as pieces:
-                if self._plan.stream:
-                    await self._stream(pieces, send)
-                else:
-                    await self._whole(pieces, send)
-        except ClientError as error:
-            raise of_client_error(error, self._plan.names) from None
+        async with contextlib.aclosing(self._backend.pieces(self._plan, self._id)) as pieces:
+            if self._plan.stream:
+                await self._stream(pieces, send)
+            else:
+                await self._whole(pieces, send)
 
     async def _whole(self, pieces: AsyncGenerator[tuple[int, Piece], None], send: Send) -> None:
         """Each prompt's answers come in one piece."""
@@ -82,8 +78,7 @@ class Answering:
                 if events := _events(self._reply.chunks(prompt, piece)):
                     await send(_part(events))
             end = _events(self._reply.closing()) + b"data: [DONE]\n\n"
-        except ClientError as error:
-            broken = of_client_error(error, self._plan.names)
+        except ApiError as broken:
             self._facts["error"] = broken.code
             end = _events([broken.body()])
         await send({"type": "http.response.body", "body": end})

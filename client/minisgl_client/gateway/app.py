@@ -11,6 +11,7 @@ import hmac
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,31 +28,43 @@ from minisgl_client.gateway.answering import Answering, Facts
 from minisgl_client.gateway.backends import Backends
 from minisgl_client.gateway.chats import ChatTeller
 from minisgl_client.gateway.completions import CompletionTeller
+from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
-from minisgl_client.gateway.fields import Body, ChatBody, CompletionBody, read_body
-from minisgl_client.gateway.mapping import Plan, plan_chat, plan_completion
+from minisgl_client.gateway.fields import AnyBody, ChatBody, CompletionBody, read_body
+from minisgl_client.gateway.mapping import Plan, ids_to_echo, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
+from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
+from minisgl_client.gateway.tokens import NAMES, DetokenizeBody, TokenizeBody, ask_detokenize, ask_tokenize
 
 log = logging.getLogger("minisgl.gateway")
 
-_GUARDED = ("/v1/", "/metrics")
+_GUARDED = ("/v1/", "/metrics", "/engine", "/tokenize", "/detokenize")
 _FACTS = "minisgl.facts"
-Struct = TypeVar("Struct", bound=Body)
+_FRESH = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for a proxy that would keep or collect it
+Struct = TypeVar("Struct", bound=AnyBody)
 
 
-def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
-    """The ASGI application. The back ends' connections stay the caller's, who closes them."""
-    api = _Api(settings, backends)
+def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The ASGI application. The back ends' connections stay the caller's, who closes them.
+
+    is_ending: the process is to stop: streams that would go on for ever end.
+    """
+    api = _Api(settings, backends, is_ending)
     app = Starlette(
         routes=[
             Route("/health", api.health),
             Route("/metrics", api.metrics),
+            Route("/engine", api.engine),
+            Route("/engine/stream", api.engine_stream),
+            *(Route(f"{prefix}/tokenize", api.tokenize, methods=["POST"]) for prefix in ("", "/v1")),
+            *(Route(f"{prefix}/detokenize", api.detokenize, methods=["POST"]) for prefix in ("", "/v1")),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.one_model),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat, methods=["POST"]),
+            *Page().routes(),
         ],
         exception_handlers={ApiError: _told, HTTPException: _not_routed, Exception: _fault},
     )
@@ -70,9 +83,10 @@ def build_app(settings: GatewaySettings, backends: Backends) -> ASGIApp:
 class _Api:
     """The endpoints."""
 
-    def __init__(self, settings: GatewaySettings, backends: Backends) -> None:
+    def __init__(self, settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool]) -> None:
         self._settings = settings
         self._backends = backends
+        self._view = EngineView(lambda: backends.choose().ask("engine", {}), is_ending)
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -92,6 +106,20 @@ class _Api:
         except ClientError as error:
             raise of_client_error(error, {}) from None
 
+    async def engine(self, request: Request) -> Response:
+        """What the engine does at this moment."""
+        self._check_view()
+        return Response(await self._view.snapshot(), media_type="application/json", headers=_FRESH)
+
+    async def engine_stream(self, request: Request) -> Response:
+        """The same again and again, as server-sent events."""
+        self._check_view()
+        return StreamingResponse(self._view.events(), media_type="text/event-stream", headers=_FRESH)
+
+    def _check_view(self) -> None:
+        if not self._settings.engine_view:
+            raise ApiError(404, "this gateway was started with --no-engine-view", code="unknown_url")
+
     async def models(self, request: Request) -> Response:
         """The one there is."""
         return _json({"object": "list", "data": [self._model()]})
@@ -104,7 +132,7 @@ class _Api:
     async def completions(self, request: Request) -> Answering:
         """POST /v1/completions."""
         body = await self._read(request, CompletionBody)
-        plan = plan_completion(body)
+        plan = plan_completion(body, [await self._text_of(ids) for ids in ids_to_echo(body)])
         return self._answering(request, plan, CompletionTeller(plan), "cmpl")
 
     async def chat(self, request: Request) -> Answering:
@@ -112,6 +140,26 @@ class _Api:
         body = await self._read(request, ChatBody)
         plan = plan_chat(body)
         return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
+
+    async def _text_of(self, ids: list[int]) -> str:
+        """Special tokens and all: what an echo shows of a prompt of ids."""
+        fields: dict[str, Any] = {"input_ids": ids, "skip_special_tokens": False}
+        told = await self._backends.choose().ask("detokenize", {"input_ids": "prompt"}, **fields)
+        return str(told["prompt"])
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize."""
+        body = await self._read(request, TokenizeBody)
+        return await self._operation(request, "tokenize", ask_tokenize(body))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize."""
+        body = await self._read(request, DetokenizeBody)
+        return await self._operation(request, "detokenize", ask_detokenize(body))
+
+    async def _operation(self, request: Request, operation: str, fields: dict[str, Any]) -> Response:
+        id = f"{operation}-{request.scope[_FACTS]['id']}"
+        return _json(await self._backends.choose().ask(operation, NAMES, request_id=id, **fields))
 
     def _answering(self, request: Request, plan: Plan, teller: Teller, prefix: str) -> Answering:
         facts: Facts = request.scope[_FACTS]
@@ -194,14 +242,22 @@ class _Door:
 def _log_line(scope: Scope, facts: Facts) -> None:
     """A path that is none of ours is somebody's text."""
     path = scope["path"] if scope["path"] in _OURS else "-"
-    if path in ("/health", "/metrics") and facts["status"] == 200:
+    if path in ("/health", "/metrics", "/engine") and facts["status"] == 200:
         return  # somebody asks every few seconds
+    if scope["path"].startswith("/page/") and facts["status"] in (200, 304):
+        return  # a dozen belong to one look at /
     level = logging.ERROR if facts["status"] == 500 else logging.INFO
     told = " ".join(f"{name}={value}" for name, value in facts.items() if name != "status")
     log.log(level, "%s %s %s %s", scope["method"][:10], path, facts["status"], told)
 
 
-_OURS = ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions")
+_OURS = frozenset(
+    (
+        *("/", "/health", "/metrics", "/engine", "/engine/stream"),
+        *("/v1/models", "/v1/completions", "/v1/chat/completions"),
+        *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"),
+    )
+)
 
 
 async def _bounded(request: Request, limit_bytes: int) -> bytes:
@@ -231,7 +287,10 @@ async def _told(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        known = "/v1/chat/completions, /v1/completions, /v1/models, /health and /metrics"
+        known = (
+            "/v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /engine, /engine/stream, "
+            "/health and /metrics"
+        )
         return _of_error(ApiError(404, f"there is no such URL here; known are {known}", code="unknown_url"))
     if error.status_code == 405:
         message = f"the method {request.method[:10]} is not allowed here"

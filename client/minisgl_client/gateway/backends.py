@@ -12,13 +12,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 from minisgl_client.aio import AsyncClient
-from minisgl_client.errors import RequestRefused, Unavailable, Unsupported
+from minisgl_client.errors import ClientError, RequestRefused, Unavailable, Unsupported
+from minisgl_client.gateway.errors import of_client_error
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.pieces import Piece
 
 _NO_PARSER = "parse_output: this model has no parser"  # the server's words
 _LEARNED_S = 60.0  # how long it is remembered: another model may be loaded under the name
 _PROBE_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 30.0
 _PROBE: dict[str, Any] = {"text": "", "max_tokens": 0}  # which a living engine refuses, and does nothing for
 
 
@@ -35,11 +37,14 @@ class Backend:
         self._parses_from = 0.0  # until then chats are not asked to be parsed
 
     async def pieces(self, plan: Plan, request_id: str) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Of all prompts, each with its prompt's number, as they come. Raises ClientError; close it to cancel them."""
+        """Of all prompts, each with its prompt's number, as they come. Raises ApiError; close it to cancel them."""
         if len(plan.prompts) == 1:
-            async with contextlib.aclosing(self._answer(plan, plan.prompts[0], request_id)) as answer:
-                async for piece in answer:
-                    yield 0, piece
+            try:
+                async with contextlib.aclosing(self._answer(plan, plan.prompts[0], request_id)) as answer:
+                    async for piece in answer:
+                        yield 0, piece
+            except ClientError as error:
+                raise of_client_error(error, plan.names) from None
             return
         arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(len(plan.prompts))
         tasks = [
@@ -50,6 +55,8 @@ class Backend:
             open_ = len(tasks)
             while open_:
                 place, news = await arrived.get()
+                if isinstance(news, ClientError):
+                    raise of_client_error(news, plan.names_of(place)) from None
                 if isinstance(news, Exception):
                     raise news
                 if news is None:
@@ -60,6 +67,13 @@ class Backend:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ask(self, operation: str, names: Mapping[str, str], text: str | None = None, **fields: Any) -> Any:
+        """What is no generation. names: the engine's field → the client's. Raises ApiError."""
+        try:
+            return await self._client.ask(operation, text, timeout_s=_ASK_TIMEOUT_S, **fields)
+        except ClientError as error:
+            raise of_client_error(error, names) from None
 
     async def check(self) -> None:
         """Raises ClientError when no engine is behind the server: Triton's own readiness does not say so."""
@@ -104,7 +118,7 @@ class Backend:
 
     async def _ask(self, plan: Plan, fields: Mapping[str, Any], request_id: str) -> AsyncIterator[Piece]:
         given = {**fields, "request_id": request_id, "timeout_s": self._timeout_s}
-        async with self._client.stream(stream=plan.stream, **given) as stream:
+        async with self._client.stream(stream=plan.stream and not plan.unanswered, **given) as stream:
             async for piece in stream:
                 yield piece
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl_client.gateway.logprobs import of_completion
+from minisgl_client.gateway.logprobs import Columns, joined
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.gateway.replies import samples_of
 from minisgl_client.pieces import Piece, Sample
@@ -18,9 +18,10 @@ class CompletionTeller:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        places = len(plan.prompts) * plan.n
-        self._offsets = [0] * places  # of the text of the next token
+        places, top = len(plan.prompts) * plan.n, plan.top_logprobs
+        self._columns = [] if top is None else [Columns(top) for _ in range(places)]
         self._ended = [False] * places
+        self._fronts = [text if plan.told_here else "" for text in plan.echoed for _ in range(plan.n)]  # not told yet
 
     def opening(self) -> list[dict[str, Any]]:
         """Nothing comes before the text."""
@@ -36,12 +37,17 @@ class CompletionTeller:
 
     def choices(self, prompt: int, piece: Piece) -> list[dict[str, Any]]:
         """Of all answers to a prompt."""
-        first = prompt * self._plan.n
-        return [self._choice(prompt, first + place, sample, piece) for place, sample in enumerate(samples_of(piece))]
+        first, samples = prompt * self._plan.n, samples_of(piece)
+        if self._plan.unanswered:
+            samples = (Sample("", "length", None, None),) * len(samples)
+        return [self._choice(prompt, first + place, sample, piece) for place, sample in enumerate(samples)]
 
     def _choice(self, prompt: int, index: int, sample: Sample, piece: Piece) -> dict[str, Any]:
         logprobs = self._logprobs(prompt, index, sample, piece)
-        choice = {"index": index, "text": sample.text, "logprobs": logprobs, "finish_reason": sample.finish_reason}
+        text = sample.text
+        if self._fronts:
+            text, self._fronts[index] = self._fronts[index] + text, ""
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": sample.finish_reason}
         if self._plan.token_ids:
             choice["token_ids"] = list(sample.output_ids or ())
             if piece.prompt_ids is not None:
@@ -49,21 +55,13 @@ class CompletionTeller:
         return choice
 
     def _logprobs(self, prompt: int, index: int, sample: Sample, piece: Piece) -> dict[str, Any] | None:
-        top = self._plan.top_logprobs
-        if top is None:
+        if not self._columns:
             return None
-        first = ""
-        if self._plan.echoed and piece.prompt_logprobs is not None:
-            others = sum(len(_own_text(entries)) for entries in piece.prompt_logprobs[1:] if entries)
-            text = self._plan.echoed[prompt]
-            first = text[: max(0, len(text) - others)]  # all that the other tokens leave: empty for a BOS
-        entries = (*(piece.prompt_logprobs or ()), *(sample.logprobs or ()))
-        told, self._offsets[index] = of_completion(entries, top, self._offsets[index], first)
-        return told
-
-
-def _own_text(entries: Any) -> str:
-    return str(next(iter(entries.values())).decoded_token)
+        columns = self._columns[index]
+        if not self._plan.echoed or piece.prompt_logprobs is None:
+            return columns.of_answer(sample.logprobs or ())
+        of_prompt = columns.of_prompt(piece.prompt_logprobs, self._plan.echoed[prompt])
+        return joined(of_prompt, columns.of_answer(sample.logprobs or ()))
 
 
 def _is_news(choice: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from minisgl_client.errors import (
 
 RETRY_AFTER_S = 1
 _QUEUE_FULL = "the queue is full"  # the server's words: it has one status for all that may work later
+_TOO_LONG = "the prompt is too long"  # LangChain and litellm know these words, too
 _FIELD = re.compile(r"([a-z][a-z_]*)([.\[][^\s:]*)?: ")
 _INVALID, _SERVER = "invalid_request_error", "server_error"
 
@@ -67,7 +68,7 @@ def of_client_error(error: ClientError, names: Mapping[str, str]) -> ApiError:
     if isinstance(error, RequestRefused) and error.status == "NOT_FOUND":
         return unknown_model_there(message)
     if isinstance(error, RequestRefused):
-        return ApiError(400, message, param=param)
+        return ApiError(400, message, param=param, code="context_length_exceeded" if _TOO_LONG in message else None)
     if isinstance(error, Unsupported):
         return ApiError(400, message, param=param, code="unsupported")
     later = {"Retry-After": str(RETRY_AFTER_S)}

@@ -24,10 +24,15 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # of no effect: chunks are not padded
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints read. null is the same as not given. Names and meanings are OpenAI's, then vLLM's."""
+class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What all endpoints read. null is the same as not given."""
 
     model: str | None = None
+
+
+class Body(AnyBody, frozen=True, kw_only=True):
+    """What both endpoints with an answer read. Names and meanings are OpenAI's, then vLLM's."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -116,16 +121,16 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "there is no beam search"),
     "length_penalty": ((1,), "there is no beam search"),
     "early_stopping": ((False,), "there is no beam search"),
-    "logits_processors": (([],), "is not supported by this version"),
+    "logits_processors": (([],), "code that a request names is not run"),
     "include_reasoning": ((True,), "it is told where there is some"),
     "separate_reasoning": ((True,), "it is told apart where there is some"),
     "stream_reasoning": ((True,), "a stream tells it as it comes"),
-    "lora_path": ((), "is not supported by this version"),
+    "lora_path": ((), "there are no adapters"),
     "return_tokens_as_token_ids": ((False,), "return_token_ids gives the ids"),
 }
 """Known, and would change the answer → the values that ask for nothing, and the reason. null asks for nothing."""
 
-Struct = TypeVar("Struct", bound=Body)
+Struct = TypeVar("Struct", bound=AnyBody)
 
 
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:

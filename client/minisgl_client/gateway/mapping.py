@@ -50,31 +50,53 @@ class Plan:
     top_logprobs: int | None = None  # best tokens at each place; None: no logprobs
     token_ids: bool = False
     echoed: Sequence[str] = ()  # the texts that stand in front of the answers, by prompt; none: no echo
+    told_here: bool = False  # the gateway puts them there: with what the engine tells they do not come
+    unanswered: bool = False  # these texts are all that is told (max_tokens 0), and not the token that is asked for
     parses: bool = False  # a chat: reasoning and calls are taken apart, where the model has a parser
     tools: bool = False  # and it may call them as it is used to
     forced: Sequence[str] = ()  # functions one of which it must call
     one_call: bool = False  # of an answer, more are not told
 
+    def names_of(self, place: int) -> dict[str, str]:
+        """`names`, for one of several prompts, which is told by its place."""
+        return {ours: f"prompt[{place}]" if theirs == "prompt" else theirs for ours, theirs in self.names.items()}
 
-def plan_completion(body: CompletionBody) -> Plan:
-    """Raises ApiError."""
+
+def ids_to_echo(body: CompletionBody) -> list[list[int]]:
+    """Prompts of token ids whose texts an echo needs: the engine puts none in front of these. Raises ApiError."""
+    ids = [prompt["input_ids"] for prompt in _prompts(body.prompt) if "input_ids" in prompt] if body.echo else []
+    if ids and body.truncate_prompt_tokens is not None:
+        raise refused("truncate_prompt_tokens", "can not be given together with echo and a prompt of token ids")
+    return ids
+
+
+def plan_completion(body: CompletionBody, texts_of_ids: Sequence[str] = ()) -> Plan:
+    """texts_of_ids: those of `ids_to_echo`. Raises ApiError."""
     prompts = _prompts(body.prompt)
     sampling = _sampling(body)
     if body.max_tokens is not None:
         sampling["max_tokens"] = body.max_tokens
     if body.logprobs is not None:
         sampling["logprobs"] = body.logprobs
-    texts = [prompt["text"] for prompt in prompts if "text" in prompt]
+    texts = [prompt["text"] for prompt in prompts if "text" in prompt] or texts_of_ids
     if body.echo:
-        if not texts:
-            raise refused("echo", "needs a prompt of text: token ids are not echoed", "unsupported")
+        if body.truncate_prompt_tokens is not None and (body.logprobs is not None or body.max_tokens == 0):
+            raise refused("truncate_prompt_tokens", "what is left of a text is not known: not with an echo's logprobs")
         if body.logprobs is not None:
             sampling["prompt_logprobs"] = body.logprobs
+    unanswered = bool(body.echo) and body.max_tokens == 0
+    if unanswered:  # an engine gives one token at least
+        sampling["max_tokens"] = 1
+    told_here = bool(body.echo) and (unanswered or bool(texts_of_ids))
+    if told_here:
+        sampling["echo"] = False
     return Plan(
         prompts=[{**prompt, **sampling} for prompt in prompts],
         names=_names(body, _COMPLETION_NAMES),
         top_logprobs=body.logprobs,
         echoed=texts if body.echo else (),
+        told_here=told_here,
+        unanswered=unanswered,
         **_common(body),
     )
 
@@ -87,7 +109,7 @@ def plan_chat(body: ChatBody) -> Plan:
     top_logprobs = _top_logprobs(body)
     if top_logprobs is not None:
         sampling["logprobs"] = top_logprobs
-    fields: dict[str, Any] = {"messages": [_message(message) for message in body.messages], **sampling}
+    fields: dict[str, Any] = {"messages": [plain_message(message) for message in body.messages], **sampling}
     names = _names(body, {"max_tokens": length, "logprobs": "top_logprobs", "parse_output": "response_format"})
     choice, forced = _choice(body)
     if choice != "none":
@@ -158,7 +180,9 @@ def _prompts(prompt: Any) -> list[dict[str, Any]]:
         raise refused("prompt", f"must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}")
     if all(isinstance(one, str) for one in prompt):
         return [{"text": one} for one in prompt]
-    if all(isinstance(one, list) and one and _are_ids(one) for one in prompt):
+    if all(isinstance(one, list) and _are_ids(one) for one in prompt):
+        if [] in prompt:
+            raise refused(f"prompt[{prompt.index([])}]", "must not be empty")
         return [{"input_ids": one} for one in prompt]
     raise refused("prompt", "must hold strings only, token ids only, or lists of token ids only", "invalid_type")
 
@@ -185,7 +209,7 @@ def _top_logprobs(body: ChatBody) -> int | None:
     return None
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """As templates know it: OpenAI's clients write members without a value, and "developer" for "system"."""
     plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     if plain.get("role") == "developer":

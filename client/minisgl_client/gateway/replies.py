@@ -69,7 +69,7 @@ class Reply:
     def usage(self) -> dict[str, Any]:
         """In tokens, so far; prompts and answers of all prompts."""
         prompt = sum(usage.input_tokens or 0 for usage in self._usages)
-        completion = sum(usage.output_tokens or 0 for usage in self._usages)
+        completion = 0 if self._plan.unanswered else sum(usage.output_tokens or 0 for usage in self._usages)
         cached = sum(usage.cached_tokens or 0 for usage in self._usages)
         return {
             "prompt_tokens": prompt,

@@ -25,15 +25,13 @@ def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> N
     cut. A second signal cuts them at once. Main thread only.
     """
     _log_to_stderr()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _heard)  # uvicorn hands the signal on when it has ended
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, drain_s))
 
 
 async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
     async with AsyncClient(settings.url, model=settings.model) as client:
-        app = build_app(settings, Backends(Backend(client, settings.timeout_s)))
+        app = build_app(settings, Backends(Backend(client, settings.timeout_s)), lambda: server.should_exit)
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -46,7 +44,10 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: in
             backlog=_BACKLOG,
             timeout_graceful_shutdown=drain_s,
         )
-        await _Server(config).serve(sockets=[listener])
+        server = _Server(config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, server.heard_outside)
+        await server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
@@ -56,9 +57,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         super().handle_exit(sig, frame)
 
-
-def _heard(number: int, frame: FrameType | None) -> None:
-    pass
+    def heard_outside(self, sig: int, frame: FrameType | None) -> None:
+        """For signals before uvicorn listens to them; those that it took it hands on at its end."""
+        self.should_exit = True
 
 
 def _log_to_stderr() -> None:

@@ -29,6 +29,7 @@ class GatewaySettings:
     origins: tuple[str, ...] = ()  # whose pages may ask from a browser; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     timeout_s: float | None = None  # for a whole answer
+    engine_view: bool = True  # /engine tells what the engine does
 
     @property
     def name(self) -> str:

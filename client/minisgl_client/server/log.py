@@ -20,6 +20,7 @@ _HARMLESS = (
 )
 _TOLD_BY_FAILURE = ("failed to load '", "ERROR: Failed to create instance")
 _GAVE_UP = "failed to stop server:"
+_LOST_A_LOCK = "boost::interprocess::lock_exception"
 _KEPT_LINES = 60
 
 
@@ -54,6 +55,12 @@ class ServerLog:
     def gave_up(self) -> bool:
         """Whether the server could not end in time. It says that it exits, and then may hang."""
         return self._gave_up
+
+    def lost_a_lock(self) -> bool:
+        """Whether it ended in a fault of Triton's own, which one of some sixty starts on a busy machine shows: where
+        models that start at once meet in shared memory, an exception of a lock is caught by nobody.
+        """
+        return any(_LOST_A_LOCK in line for line in self._tail)
 
     def tail(self) -> list[str]:
         """The last lines, whatever was shown of them."""

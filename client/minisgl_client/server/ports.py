@@ -1,44 +1,51 @@
-"""The addresses a server will listen on, checked before anything slow begins."""
+"""The addresses a server will listen on, checked before anything slow begins and kept until it listens."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from minisgl_client.server.errors import ServeError
 
 
-def claim_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Option name → port, each free on `host` at this moment. 0 in `wanted` is replaced by a free port.
+@contextmanager
+def claimed_ports(host: str, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Option name → port, each free on `host`. 0 in `wanted` is replaced by a free port.
 
-    Raises ServeError, naming the option, when a port is in use, wanted twice, or not ours to take.
+    Inside the `with`, nobody who takes any free port is given one of them, which a server that loads for a minute
+    before it listens would else find taken: a socket that is bound and does not listen is in the way of those, and not
+    of the server, who asks for the port by its number. Raises ServeError, naming the option, when a port is in use,
+    wanted twice, or not ours to take.
     """
-    held: dict[str, socket.socket] = {}
-    try:
-        for option in sorted(wanted, key=lambda option: wanted[option] == 0):  # the fixed ones first
-            held[option] = _bind(host, option, wanted[option])
-        return {option: int(held[option].getsockname()[1]) for option in wanted}
-    finally:
-        for holder in held.values():
-            holder.close()
+    ports: dict[str, int] = {}
+    with ExitStack() as held:
+        with ExitStack() as probes:
+            for option in sorted(wanted, key=lambda option: wanted[option] == 0):  # the fixed ones first
+                holder = held.enter_context(_bound(host, option, wanted[option]))
+                ports[option] = int(holder.getsockname()[1])
+                probes.enter_context(_bound(host, option, ports[option], listens=True))
+        yield {option: ports[option] for option in wanted}
 
 
-def _bind(host: str, option: str, port: int) -> socket.socket:
+def _bound(host: str, option: str, port: int, listens: bool = False) -> socket.socket:
+    """listens: two sockets that only bind do not get in each other's way."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
         raise ServeError(f"--host {host!r} is no address of this machine") from None
-    holder = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
-        holder.bind(address)
-        holder.listen()  # two sockets that only bind would not get in each other's way
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is no obstacle
+        bound.bind(address)
+        if listens:
+            bound.listen()
     except PermissionError:
-        holder.close()
+        bound.close()
         raise ServeError(f"port {port} ({option}) may not be taken by this user; choose one above 1023") from None
     except OSError as error:
-        holder.close()
+        bound.close()
         if port == 0 or "assign requested address" in str(error):
             raise ServeError(f"--host {host!r} is no address of this machine") from None
         raise ServeError(f"port {port} ({option}) is in use; choose another one, or 0 for any that is free") from None
-    return holder
+    return bound

@@ -43,7 +43,7 @@ async def open_door(run_dir: Path, lease_s: float = 30.0) -> AsyncIterator[tuple
     context = zmq.asyncio.Context()
     inbox: LocalMailbox[ToText] = LocalMailbox(1 << 16)
     door = Door(context, run_dir / "door", inbox, lease_s)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         reading = tasks.create_task(door.run())
         try:
             yield door, inbox

@@ -18,7 +18,7 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement, WorkerPlace
 from minisgl_backend.messages.control import Begin, FromChild, Halt, Loading, Ready, ToChild
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class _Child:

@@ -33,7 +33,7 @@ async def test_an_inspector_whose_question_the_scheduler_did_not_take_gets_nobod
     front = RecordingFront()
 
     async def answer() -> tuple[HolderId, int]:
-        holder, stats = await asyncio.wait_for(front.delivered.get(), 5.0)
+        holder, stats = await asyncio.wait_for(front.delivered.get(), 60.0)
         assert isinstance(stats, Stats)
         return holder, stats.total_slots
 

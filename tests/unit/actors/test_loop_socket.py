@@ -48,14 +48,14 @@ async def test_messages_of_both_directions_arrive_whole_and_in_order_while_both_
         return got
 
     async with pair() as (one, other):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await asyncio.gather(talk(one), talk(other)) == [sent, sent]
         assert one.receive_now() is None
 
 
 async def test_a_send_that_swallows_a_wake_up_wakes_the_reader_itself() -> None:
     """ZeroMQ takes note of what has come in when it sends, but at most once a millisecond: hence the wait."""
-    async with pair() as (one, other), asyncio.timeout(20):
+    async with pair() as (one, other), asyncio.timeout(60):
         for number in range(5):
             reading = asyncio.create_task(one.receive())
             await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_a_send_that_swallows_a_wake_up_wakes_the_reader_itself() -> None:
 
 async def test_a_wait_can_be_ended_and_begun_again() -> None:
     async with pair() as (one, other):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             asyncio.get_running_loop().call_soon(one.wake)
             await one.changed()
             assert one.receive_now() is None
@@ -80,7 +80,7 @@ async def test_a_wait_can_be_ended_and_begun_again() -> None:
 
 async def test_a_reader_that_was_cancelled_leaves_its_place_to_the_next() -> None:
     async with pair() as (one, other):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             reading = asyncio.create_task(one.receive())
             await asyncio.sleep(0)
             reading.cancel()

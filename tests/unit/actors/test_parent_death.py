@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-_WAIT_S = 20
+_WAIT_S = 60
 
 _STARTER = """
 import signal, subprocess, sys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ class _Group:
 async def test_a_group_that_is_ready_tells_how_it_computes_and_the_seconds_of_its_stages() -> None:
     to_text: LocalMailbox[ToText] = LocalMailbox(64)
     supervisor = Supervisor(_Group(), to_text, page_size=16, max_restarts=0)
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
         message = await to_text.receive()
         while isinstance(message, StateChanged):
@@ -65,7 +66,7 @@ async def test_a_group_that_is_ready_tells_how_it_computes_and_the_seconds_of_it
         running.cancel()
     assert isinstance(message, EngineUp)
     assert message.start.startswith("worker-0: 1 thread, started in "), "also for who came after it was first said"
-    assert all(f"{stage} 0.0" in message.start for stage in ("processes", "torch", "weights", "warm up"))
+    assert re.search(r"\(processes \d+\.\d, torch \d+\.\d, weights \d+\.\d, warm up \d+\.\d\)", message.start)
 
 
 def test_weights_are_read_ahead_when_there_are_any_and_they_fit(
@@ -76,7 +77,7 @@ def test_weights_are_read_ahead_when_there_are_any_and_they_fit(
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     thread = read_ahead(tmp_path)
     assert thread is not None
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     monkeypatch.setattr("minisgl_backend.models.read_ahead.free_memory_bytes", lambda: 1999)
     assert read_ahead(tmp_path) is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from minisgl_backend.cache.node import RadixNode, shared_bytes
 from minisgl_backend.cache.radix import Evicted, Peek, RadixCache
 from minisgl_backend.messages.ids import StepId
-from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.messages.tokens import pack_tokens, unpack_tokens
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 2, 3, 16])
 
@@ -322,18 +322,24 @@ def test_the_shared_part_of_two_runs_is_found_by_halving(same: int) -> None:
 
 
 def test_a_hundred_thousand_tokens_are_compared_in_blocks() -> None:
-    """The order of magnitude only: token by token takes ten milliseconds and more."""
+    """The order of magnitude only: token by token, on the same machine, takes three hundred times as long."""
     cache = RadixCache(16)
     key = pack_tokens(range(100_000))
     node, _ = cache.match(b"", key, 99_999)
     grown = cache.insert(node, key, array("i", range(6250)), StepId(0))
     assert grown is not None
-    best = 1.0
-    for _ in range(20):
+
+    def seconds(work: Callable[[], object]) -> float:
         begin = time.perf_counter()
-        found = cache.peek(b"", key, 6250)
-        best = min(best, time.perf_counter() - begin)
-    assert found.pages == 6250 and best < 0.005
+        work()
+        return time.perf_counter() - begin
+
+    tokens = unpack_tokens(key)
+    in_blocks, one_by_one = [], []
+    for _ in range(5):
+        in_blocks += [seconds(lambda: cache.peek(b"", key, 6250)) for _ in range(4)]
+        one_by_one.append(seconds(lambda: all(token == index for index, token in enumerate(tokens))))
+    assert cache.peek(b"", key, 6250).pages == 6250 and min(in_blocks) < min(one_by_one) / 10
 
 
 def test_what_is_hidden_is_found_by_nobody_kept_by_its_users_and_evicted_in_its_turn() -> None:

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import fakes.llama_cpp
-from load.serving import eventually, is_alive
+from load.serving import PATIENCE_S, eventually, is_alive
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
@@ -86,7 +86,7 @@ def test_a_signal_ends_a_ready_server_and_nothing_is_left(tmp_path: Path, number
     with serving(tmp_path, *FAKE, "--model", "any", "--dtype", "fp32", "--set", "page_size=8") as process:
         lines = "".join(until(process, GREETINGS_END))
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert re.search(r"HTTP +http://127\.0\.0\.1:\d+\n", lines)
     assert re.search(r"metrics +http://127\.0\.0\.1:\d+/metrics\n", lines)
@@ -103,11 +103,11 @@ def test_the_gateway_listens_beside_a_ready_server_and_ends_with_it(tmp_path: Pa
     with serving(tmp_path, *FAKE, "--openai", "0") as process:
         found = re.search(r"OpenAI +(http://127\.0\.0\.1:\d+/v1)\n", "".join(until(process, GREETINGS_END)))
         assert found
-        with urllib.request.urlopen(f"{found[1]}/models", timeout=10) as answer:
+        with urllib.request.urlopen(f"{found[1]}/models", timeout=PATIENCE_S) as answer:
             assert json.load(answer)["data"][0]["id"] == "minisgl"
         (beside,) = gateways_of(process)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert not is_alive(beside) and "GET /v1/models 200" in errors
 
@@ -118,7 +118,7 @@ def test_a_gateway_that_dies_ends_the_server(tmp_path: Path) -> None:
         until(process, GREETINGS_END)
         (beside,) = gateways_of(process)
         beside.kill()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.splitlines()[-1] == "minisgl: the OpenAI gateway ended with code -9"
 
@@ -148,12 +148,29 @@ def test_a_server_that_ends_by_itself_gives_its_reason_and_exit_code_1(
     tmp_path: Path, behaviour: str, sentence: str
 ) -> None:
     with serving(tmp_path, *FAKE, behaviour=behaviour) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert errors.splitlines()[-1] == sentence
     assert "Traceback" not in errors
     assert ("a last word" in errors) == (behaviour == "silent")
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_a_lock_of_its_own_as_it_starts_is_started_again_twice(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="aborts 2") as process:
+        until(process, GREETINGS_END)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors.count("is started again")) == (0, 2), errors
+
+
+@pytest.mark.slow
+def test_a_server_that_loses_locks_at_every_start_is_given_up_with_its_last_lines(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="aborts 3") as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and "lock_exception" in errors
+    assert errors.splitlines()[-1] == "minisgl: tritonserver ended with code -6; its last lines are above"
 
 
 @pytest.mark.slow
@@ -168,11 +185,13 @@ def test_the_engine_starts_beside_a_server_that_will_load_its_model_and_ends_wit
             until(process, GREETINGS_END)
             hosts = (folder / "run").glob
             if engines:
-                eventually(lambda: list(hosts("*/host.pid")), 20.0, lambda: "no engine has started beside the server")
+                eventually(
+                    lambda: list(hosts("*/host.pid")), PATIENCE_S, lambda: "no engine has started beside the server"
+                )
             else:
                 assert not list(hosts("*/host.pid"))
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE_S)
         assert not list((folder / "run").glob("*/host.pid"))
 
 
@@ -184,7 +203,7 @@ def test_a_signal_ends_a_server_that_is_still_loading(tmp_path: Path) -> None:
         while "loading weights" not in lines[-1]:
             lines.append(process.stderr.readline())
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert list((tmp_path / "tmp").iterdir()) == []
     server = re.search(r"18:18:04\.536266 (\d+) ", "".join(lines))
@@ -274,7 +293,7 @@ def test_a_model_that_the_repository_names_is_not_named_again(tmp_path: Path) ->
     with serving(tmp_path, "--model-repository", str(place), "--set", "page_size=8") as process:
         until(process, GREETINGS_END)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     given = re.search(r"settings (\{.*\})", errors)
     assert given and json.loads(given[1]) == {"page_size": 8}
 

@@ -34,7 +34,7 @@ class Running:
         self.lines: list[str] = []
         self._first = threading.Event()
         self.process = ServerProcess([sys.executable, "-c", code], os.environ, self._take)
-        assert self._first.wait(30)
+        assert self._first.wait(60)
 
     def _take(self, line: str) -> None:
         self.lines.append(line)
@@ -54,13 +54,13 @@ def has_ended(pid: int) -> bool:
 
 
 def await_end(pid: int) -> None:
-    """Blocks on the process itself, for 30 s at most."""
+    """Blocks on the process itself, for 60 s at most."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        assert select.select([descriptor], [], [], 30)[0], f"process {pid} lives on"
+        assert select.select([descriptor], [], [], 60)[0], f"process {pid} lives on"
     finally:
         os.close(descriptor)
 
@@ -68,7 +68,7 @@ def await_end(pid: int) -> None:
 def test_a_server_that_obeys_is_stopped_gracefully_and_its_log_was_read() -> None:
     server = Running(GRACEFUL)
     with Interrupts() as interrupts:
-        assert server.process.stop(30, interrupts, never)
+        assert server.process.stop(60, interrupts, never)
     assert server.process.exit_code() == 0
     assert server.lines == ["up"]
 
@@ -99,7 +99,7 @@ def test_a_server_that_gave_up_and_hangs_is_killed_at_once() -> None:
 def test_children_of_a_server_that_died_are_killed() -> None:
     server = Running(DIES_WITH_CHILD)
     with Interrupts() as interrupts:
-        assert not server.process.stop(30, interrupts, never)
+        assert not server.process.stop(60, interrupts, never)
     await_end(int(server.lines[0]))
 
 
@@ -124,8 +124,8 @@ def test_signals_are_counted_and_each_wakes_the_waiter_once() -> None:
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.wait(30)
-        assert interrupts.wait(30)
+        assert interrupts.wait(60)
+        assert interrupts.wait(60)
         assert not interrupts.wait(0)
         assert interrupts.count == 2
     assert signal.getsignal(signal.SIGTERM) == before

@@ -54,7 +54,7 @@ class Load:
 def load(shards: Path, dtype: str, method: str = "none") -> Load:
     """Skips where the kernel does not tell the peak."""
     command = [sys.executable, "-m", "tests.unit.models.load_and_tell", str(shards), dtype, method]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    told = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert told.returncode == 0, told.stderr
     answer = json.loads(told.stdout)
     if answer["taken"] is None:

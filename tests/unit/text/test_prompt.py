@@ -91,7 +91,7 @@ def test_ids_out_of_range_are_refused_with_the_first_place_and_the_range(byte_le
 def test_ids_obey_the_length_rule_and_none_are_no_prompt(byte_level: Tokenizer) -> None:
     assert ask(byte_level, input_ids=pack_tokens([1] * 127)).max_new_tokens == 1
     assert refusal(byte_level, input_ids=pack_tokens([-1] * 128)) == (
-        "input_ids: holds 128 tokens; the context of 128 tokens takes prompts of at most 127"
+        "input_ids: the prompt is too long: 128 tokens; the context of 128 tokens takes prompts of at most 127"
     )
     assert refusal(byte_level, input_ids=b"") == "input_ids: must not be empty"
     assert refusal(byte_level, input_ids=b"12345") == "input_ids: must be packed int32, got 5 bytes"
@@ -166,12 +166,14 @@ def test_a_chat_that_renders_to_more_than_any_prompt_is_refused_before_it_is_tok
         raise AssertionError("tokenised")
 
     monkeypatch.setattr(Tokenizer, "encode", never)
-    assert "messages: make a text of 1000" in refusal(byte_level, chat=[{"role": "user", "content": "a" * 99_999}])
+    assert "messages: the prompt is too long: 1000" in refusal(
+        byte_level, chat=[{"role": "user", "content": "a" * 99_999}]
+    )
 
 
 def test_a_chat_obeys_the_length_rule_in_its_own_name(byte_level: Tokenizer) -> None:
     message = refusal(byte_level, chat=[{"role": "user", "content": "Q" * 200}])
-    assert message.startswith("messages: holds ") and message.endswith("takes prompts of at most 127")
+    assert message.startswith("messages: the prompt is too long: ") and message.endswith("takes prompts of at most 127")
 
 
 def test_what_shapes_a_chat_is_refused_without_one(byte_level: Tokenizer) -> None:

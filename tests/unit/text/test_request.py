@@ -101,7 +101,7 @@ def test_the_smaller_of_context_and_pool_is_named(byte_level: Tokenizer) -> None
     limits = RequestLimits(context_tokens=64, pool_tokens=32)
     assert accepted(byte_level, "Q" * 31, b'{"max_tokens": 9}', limits=limits).max_new_tokens == 1
     assert refusal(byte_level, "Q" * 32, limits=limits) == (
-        "text_input: holds 32 tokens; the KV pool of 32 tokens takes prompts of at most 31"
+        "text_input: the prompt is too long: 32 tokens; the KV pool of 32 tokens takes prompts of at most 31"
     )
 
 

@@ -164,11 +164,11 @@ def test_bounds_of_a_schema_are_checked_before_it_is_compiled() -> None:
     deep: Any = INTEGER
     for _ in range(MAX_DEPTH + 1):
         deep = {"type": "array", "items": deep}
-    began_s = time.monotonic()
+    began_s = time.process_time()  # that of this process alone
     for schema in (deep, {"enum": list(range(MAX_ENUM_VALUES + 1))}, {"enum": [f"v{i}" for i in range(20_000)]}):
         with pytest.raises(InvalidRequest, match=r"^guided_json: "):
             schema_of(schema)
-    assert time.monotonic() - began_s < 5.0
+    assert time.process_time() - began_s < 5.0
 
 
 def test_what_the_library_leaves_open_is_written_out() -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from threading import Semaphore
 from typing import Any
 
@@ -15,6 +14,7 @@ import grpc
 import httpx
 import pytest
 
+from fakes.gateway import error_of, gateway
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits, words
 from minisgl_client.aio import AsyncClient
 from minisgl_client.gateway.app import build_app
@@ -22,27 +22,10 @@ from minisgl_client.gateway.backends import Backend, Backends
 from minisgl_client.gateway.mapping import Plan
 from minisgl_client.gateway.settings import GatewaySettings
 
+PATIENCE_S = 60.0
 CHAT = {"model": "minisgl", "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"model": "minisgl", "prompt": "x"}
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
-
-
-@asynccontextmanager
-async def gateway(
-    server: InferenceServer, timeout_s: float | None = None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    async with AsyncClient(server.url) as client:
-        app = build_app(GatewaySettings(**settings), Backends(Backend(client, timeout_s)))
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            yield http
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """OpenAI's shape, whatever went wrong."""
-    body = answer.json()
-    assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}
-    return dict(body["error"])
 
 
 def events(answer: httpx.Response) -> list[Any]:
@@ -96,6 +79,7 @@ async def test_prompts_of_one_request_are_asked_at_once_and_answered_in_their_or
     [
         (INVALID, "top_p: must be a number in (0, 1], got 0", 400, None, "top_p"),
         (INVALID, "max_tokens: must be an integer", 400, None, "max_completion_tokens"),
+        (INVALID, "messages: the prompt is too long: 9 tokens", 400, "context_length_exceeded", "messages"),
         (grpc.StatusCode.UNIMPLEMENTED, "messages: only text", 400, "unsupported", "messages"),
         (UNAVAILABLE, "the queue is full; try again later", 429, "queue_full", None),
         (UNAVAILABLE, "the engine is not ready; try again in a moment", 503, "unavailable", None),
@@ -138,16 +122,16 @@ async def test_an_engine_that_dies_in_a_stream_is_an_event_and_no_end(server: In
 
 async def test_an_answer_that_takes_too_long_is_a_timeout_and_is_cancelled(server: InferenceServer) -> None:
     server.script = then_waits()
-    async with gateway(server, timeout_s=0.2) as http:
+    async with gateway(server, timeout_s=1.0) as http:
         answer = await http.post("/v1/completions", json=PROMPT)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "timeout")
-    assert await asyncio.to_thread(server.cancelled.acquire, timeout=5)
+    assert await asyncio.to_thread(server.cancelled.acquire, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/v2", 404, "unknown_url"),
         ("GET", "/metrics", 404, "unknown_url"),
         ("POST", "/v1/embeddings", 404, "unknown_url"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
@@ -282,15 +266,14 @@ async def test_a_client_that_leaves_cancels_its_request(
     async with AsyncClient(server.url) as client:
         app = build_app(GatewaySettings(), Backends(Backend(client)))
         asking = asyncio.ensure_future(app(scope, receive, send))
-        if stream and texts:
-            await asyncio.wait_for(began.wait(), 5)
-        else:
-            for _ in range(2):
-                assert await asyncio.to_thread(came.acquire, timeout=5)
-        leaves.set()
-        await asyncio.wait_for(asking, 5)
         for _ in range(2):
-            assert await asyncio.to_thread(server.cancelled.acquire, timeout=5)
+            assert await asyncio.to_thread(came.acquire, timeout=PATIENCE_S)
+        if stream and texts:
+            await asyncio.wait_for(began.wait(), PATIENCE_S)
+        leaves.set()
+        await asyncio.wait_for(asking, PATIENCE_S)
+        for _ in range(2):
+            assert await asyncio.to_thread(server.cancelled.acquire, timeout=PATIENCE_S)
 
 
 async def test_the_log_has_a_line_a_request_and_none_of_its_words(

@@ -43,11 +43,21 @@ def test_every_kind_of_prompt_is_asked_for(prompt: Any, asked: list[dict[str, An
     assert completion(prompt=prompt).prompts == asked
 
 
-@pytest.mark.parametrize(
-    "prompt", [None, 5, [], [[]], ["x", 5], [["x"]], [True], [[1], "x"], {}, ["x"] * (MAX_PROMPTS + 1)]
-)
+@pytest.mark.parametrize("prompt", [None, 5, [], ["x", 5], [["x"]], [True], [[1], "x"], {}, ["x"] * (MAX_PROMPTS + 1)])
 def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     assert refused_param(completion, prompt=prompt) == "prompt"
+
+
+def test_what_is_left_of_a_text_has_no_logprobs() -> None:
+    cut: Any = {"prompt": "x", "truncate_prompt_tokens": 3}
+    assert completion(**cut, echo=True).prompts[0]["echo"] is True
+    assert refused_param(completion, **cut, echo=True, logprobs=0) == "truncate_prompt_tokens"
+    assert refused_param(completion, **cut, echo=True, max_tokens=0) == "truncate_prompt_tokens"
+
+
+def test_an_error_of_one_of_several_prompts_has_its_place() -> None:
+    plan = completion(prompt=["x", "y"], regex="a")
+    assert plan.names_of(1)["text_input"] == "prompt[1]" and plan.names_of(1)["guided_regex"] == "regex"
 
 
 def test_fields_go_to_the_engine_under_their_names() -> None:
@@ -95,7 +105,6 @@ def test_an_echo_with_logprobs_asks_for_those_of_the_prompt() -> None:
     plan = completion(echo=True, logprobs=2)
     assert plan.prompts == [{"text": "x", "echo": True, "logprobs": 2, "prompt_logprobs": 2}] and plan.echoed == ["x"]
     assert "prompt_logprobs" not in completion(logprobs=2).prompts[0]
-    assert refused_param(completion, prompt=[5], echo=True) == "echo"
 
 
 @pytest.mark.parametrize("n", [0, -1, 129, 10**19])

@@ -11,14 +11,15 @@ import pytest
 from minisgl_client.gateway.errors import ApiError
 from minisgl_client.gateway.fields import NO_EFFECT, REFUSED, ChatBody, CompletionBody, read_body
 from minisgl_client.gateway.mapping import plan_chat
+from minisgl_client.gateway.tokens import DetokenizeBody, TokenizeBody
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "openai.md").read_text(encoding="utf-8")
 USER = {"role": "user", "content": "Hi"}
 
 
-def table(header: str) -> list[list[str]]:
+def table(header: str, page: str = PAGE) -> list[list[str]]:
     """The cells of the rows below a header."""
-    rows = PAGE.split(f"{header}\n")[1].splitlines()[1:]
+    rows = page.split(f"{header}\n")[1].splitlines()[1:]
     end = next((at for at, row in enumerate(rows) if not row.startswith("|")), len(rows))
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows[:end]]
 
@@ -30,6 +31,16 @@ def test_every_field_is_told_with_its_endpoint() -> None:
         **dict.fromkeys(completion & chat, "both"),
         **dict.fromkeys(completion - chat, "completions"),
         **dict.fromkeys(chat - completion, "chat"),
+    }
+
+
+def test_every_field_of_tokens_is_told_with_its_endpoint() -> None:
+    rows = table("| field | of | |", PAGE.split("## Tokens\n")[1])
+    told = {name: of.strip("`") for names, of, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert told == {
+        **dict.fromkeys(TokenizeBody.__struct_fields__, "/tokenize"),
+        **dict.fromkeys(DetokenizeBody.__struct_fields__, "/detokenize"),
+        "model": "both",
     }
 
 

@@ -1,0 +1,75 @@
+"""GET /engine and GET /engine/stream: what the engine behind the server does at this moment.
+
+    viewers ── snapshot, stream ──► EngineView ── one question at a time ──► Backend.ask("engine") ──► Triton
+
+However many look on, the server is asked at most once in `KEPT_S`, and nobody is asked when nobody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from minisgl_client.gateway.errors import ApiError
+
+KEPT_S = 0.25
+EVERY_S = 0.5
+"""Between two events of a stream."""
+
+UNREACHABLE = "unreachable"
+"""The `state` in an event when the server tells nothing."""
+
+
+class EngineView:
+    """The last snapshot, and the question for the next one, which all who need it share."""
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[Any]],
+        is_ending: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """ask: the server; raises ApiError. is_ending: the gateway is to stop, and its streams with it."""
+        self._ask = ask
+        self._is_ending = is_ending
+        self._clock = clock
+        self._wait = wait
+        self._asking: asyncio.Task[bytes | ApiError] | None = None
+        self._last = b""
+        self._asked_s = -KEPT_S
+
+    async def snapshot(self) -> bytes:
+        """JSON, at most `KEPT_S` old. Raises ApiError."""
+        if self._asking is None or self._asking.done():
+            if self._last and self._clock() < self._asked_s + KEPT_S:
+                return self._last
+            self._asking = asyncio.create_task(self._fetch())
+        told = await asyncio.shield(self._asking)  # who leaves leaves the others their answer
+        if isinstance(told, ApiError):
+            raise told
+        return told
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """One every `EVERY_S`, until the gateway ends. When the server tells nothing the event says so."""
+        while not self._is_ending():
+            try:
+                data = await self.snapshot()
+            except ApiError as error:
+                data = msgspec.json.encode({"state": UNREACHABLE, **error.body()})
+            yield b"data: %b\n\n" % data
+            await self._wait(EVERY_S)
+
+    async def _fetch(self) -> bytes | ApiError:
+        """An error is returned: everybody who waited may have left."""
+        self._asked_s = self._clock()
+        self._last = b""
+        try:
+            self._last = msgspec.json.encode(await self._ask())
+        except ApiError as error:
+            return error
+        return self._last
