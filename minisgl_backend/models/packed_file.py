@@ -5,7 +5,8 @@ one machine share the pages.
     index                 JSON: name → where it begins, shape
     tail                  bytes of the index (8, little-endian), then the mark
 
-A file gets its name when it is whole, and that name says which model, weights and layout it is of (`packed_path`).
+A file gets its name when it is whole and on the disk: pages that a crash has left out would be zeros, and weights of 0
+are no error. The name says which model, weights and layout it is of (`packed_path`).
 While one process packs, others of the same model wait for it. Where nothing can be written, weights are packed into
 memory of the process.
 """
@@ -38,6 +39,7 @@ _MARK = b"minisgl\1"
 _TAIL_BYTES = 16
 _LEFT_FREE_BYTES = 1 << 30  # of the disk
 _KEPT_DAYS = 30  # since a file was last opened
+_REPLACED_KEPT_DAYS = 1  # of one whose model has other weights by now; two machines may see two models at one path
 
 Progress = Callable[[str], None]
 _Entries = dict[str, tuple[int, tuple[int, ...]]]
@@ -59,10 +61,10 @@ class PackedInMemory:
 
 
 def packed_path(cache: Path, model: Path, dtype: torch.dtype, quantization: str) -> Path:
-    """The file of a model's folder or GGUF file under `cache`. Weight files that change give another name."""
+    """The file of a model's folder or GGUF file under `cache`: OF-WEIGHTS.bin, the second by the weights' files."""
+    of = json.dumps([LAYOUT, str(model.resolve()), str(dtype), quantization])
     files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model)]
-    state = json.dumps([LAYOUT, quantization, files])
-    return cache / "packed" / f"{_digest(str(model.resolve()))}-{_digest(f'{dtype} {state}')}.bin"
+    return cache / "packed" / f"{_digest(of)}-{_digest(json.dumps(files))}.bin"
 
 
 @contextmanager
@@ -147,13 +149,14 @@ class _PackedWriter:
             self._file.seek(0, os.SEEK_END)
             self._file.write(index + len(index).to_bytes(8, "little") + _MARK)
             self._file.flush()
+            os.fsync(self._file.fileno())
             self._made.replace(self._path)
         except OSError as error:
             self._give_up(error)
             return
         self._progress(f"packed weights in {time.monotonic() - self._began:.1f} s")
         _give_heap_back()
-        _prune(self._path.parent)
+        _prune(self._path)
 
     def _give_up(self, error: OSError) -> None:
         assert self._file is not None
@@ -218,12 +221,16 @@ def _make_room(file: BinaryIO, offset: int, size_bytes: int) -> None:
     os.posix_fallocate(file.fileno(), offset, size_bytes)
 
 
-def _prune(folder: Path) -> None:
-    """Removes what nobody has opened for long, also what a killed process left. Who has mapped a file keeps it."""
-    oldest = time.time() - _KEPT_DAYS * 86400
-    for file in folder.iterdir():
+def _prune(new: Path) -> None:
+    """Removes what nobody has opened for long, also what a killed process left, and sooner what `new` is instead of.
+
+    Who has mapped a file keeps it.
+    """
+    of = new.name.partition("-")[0]
+    for file in new.parent.iterdir():
+        days = _REPLACED_KEPT_DAYS if file.name.startswith(f"{of}-") else _KEPT_DAYS
         with contextlib.suppress(OSError):
-            if file.stat().st_mtime < oldest:
+            if file != new and file.stat().st_mtime < time.time() - days * 86400:
                 file.unlink()
 
 

@@ -170,6 +170,8 @@ def _run(command: list[str], target: Path) -> None:
         if done.returncode:
             raise BuildFailed(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
         made.chmod(0o755)  # whoever shares the folder may use it
+        with made.open("rb") as whole:
+            os.fsync(whole.fileno())  # a crash would leave a name without what it names, and nobody would build again
         made.replace(target)
     finally:
         made.unlink(missing_ok=True)

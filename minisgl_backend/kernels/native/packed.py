@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LAYOUT = 1
-"""Raised when the layout changes: part of the identity of what is kept packed."""
+"""Raised when the layout changes, or what a source makes of its weights: part of the name of what is kept packed."""
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 """Others (fp16) are multiplied by torch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,31 @@ def test_other_weights_dtypes_and_folders_have_files_of_their_own(tmp_path: Path
     assert path(one) == paths[0]
     os.utime(one / "model.safetensors", ns=(1, 1))
     assert len({path(one), *paths}) == 5
+
+
+def test_what_was_packed_of_a_models_former_weights_goes_after_a_day_and_of_others_after_a_month(
+    tmp_path: Path,
+) -> None:
+    folder = write_random_llama(tmp_path / "model")
+
+    def packed(dtype: torch.dtype = DTYPE, days_ago: float = 0) -> Path:
+        path = packed_path(tmp_path, folder, dtype, "none")
+        with open_packed(path) as store:
+            take(store)
+        os.utime(path, (then := time.time() - days_ago * 86400, then))
+        return path
+
+    former, other, forgotten = packed(days_ago=2), packed(torch.bfloat16, 2), packed(torch.float16, 31)
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    today = packed()
+    assert [path.exists() for path in (former, other, forgotten, today)] == [False, True, False, True]
+    os.utime(folder / "model.safetensors", ns=(2, 2))
+    assert packed().exists() and today.exists(), "perhaps of another machine that sees another model there"
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, named = tmp_path / "a.bin", list[bool]()
+    monkeypatch.setattr(os, "fsync", lambda handle: named.append(path.exists()))
+    with open_packed(path) as store:
+        take(store)
+    assert named == [False] and path.exists()
