@@ -5,6 +5,7 @@ recordings, and numbers that depend on nothing but a row. On every set of instru
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,3 +202,21 @@ def test_operators_refuse_what_does_not_go_together(library: Library) -> None:
             step.attend(0, q, k, values)
     with pytest.raises(RuntimeError, match="k, v and places differ in tokens"):
         step.attend(0, case.queries, keys.repeat(2, 1, 1), values.repeat(2, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"starts": np.array([3])},
+            r"starts \[1\], lengths \[2\], begins \[2\] and page_tables \[2, 2\] differ in rows",
+        ),
+        ({"page_tables": torch.zeros(1, 2, dtype=torch.int64)}, r"page_tables \[1, 2\] differ in rows"),
+        ({"page_tables": torch.zeros(2, 1, dtype=torch.int64)}, "row 1 of 5 tokens from 14 on, .* goes beyond 1 pages"),
+        ({"starts": np.array([-1, 14])}, "row 0 of 1 tokens from -1 on"),
+    ],
+)
+def test_rows_that_go_beyond_their_tables_are_refused(changed: dict[str, Any], reason: str, library: Library) -> None:
+    case = native(AttentionCase([(3, 1), (14, 5)], 16), library)
+    with pytest.raises(RuntimeError, match=reason):
+        case.backend(case.pool, case.variants).begin(replace(case.step, **changed))

@@ -35,14 +35,31 @@ void check_tokens(const at::Tensor& x, const at::Tensor& pages, int64_t heads, c
               "attention: ", name, " ", x.sizes(), " does not go with pages ", pages.sizes());
 }
 
-// Where the step's tokens are stored: page · page_size + offset of each, in the rows' order.
+// Of the rows of one step, each.
+void check_rows(const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& begins,
+                const at::Tensor& page_tables) {
+  TORCH_CHECK(lengths.sizes() == starts.sizes() && begins.sizes() == starts.sizes() &&
+                  page_tables.size(0) == starts.size(0),
+              "attention: starts ", starts.sizes(), ", lengths ", lengths.sizes(), ", begins ", begins.sizes(),
+              " and page_tables ", page_tables.sizes(), " differ in rows");
+}
+
+// Where the step's tokens are stored: page · page_size + offset of each, in the rows' order. A replay looks at no row
+// again: who writes the rows of a recorded step keeps within what it was recorded with.
 void fill_places(const at::Tensor& places, const at::Tensor& starts, const at::Tensor& lengths,
                  const at::Tensor& begins, const at::Tensor& page_tables, int64_t page_size) {
   indices(places, 1, "places");
   auto* to = places.mutable_data_ptr<int64_t>();
   const auto *from = indices(starts, 1, "starts"), *count = indices(lengths, 1, "lengths");
   const auto *begin = indices(begins, 1, "begins"), *tables = indices(page_tables, 2, "page_tables");
+  check_rows(starts, lengths, begins, page_tables);
   const int64_t rows = starts.size(0), columns = page_tables.size(1);
+  for (int64_t row = 0; row < rows; ++row) {
+    TORCH_CHECK(from[row] >= 0 && from[row] + count[row] <= columns * page_size && begin[row] >= 0 &&
+                    begin[row] + count[row] <= places.size(0),
+                "attention: row ", row, " of ", count[row], " tokens from ", from[row], " on, number ", begin[row],
+                " of the batch, goes beyond ", columns, " pages or ", places.size(0), " tokens");
+  }
   launch(
       [=](Part part) {
         const Span mine = share(rows, part);
@@ -106,6 +123,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k_pages, const at::Tens
   a.starts = indices(starts, 1, "starts"), a.lengths = indices(lengths, 1, "lengths");
   a.begins = indices(begins, 1, "begins"), a.tables = indices(page_tables, 2, "page_tables");
   a.table_columns = page_tables.size(1);
+  check_rows(starts, lengths, begins, page_tables);
   a.scale = static_cast<float>(scale), a.softcap = static_cast<float>(softcap), a.window = window;
   if (sinks) {
     a.sinks = sinks->const_data_ptr();
