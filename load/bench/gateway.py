@@ -91,7 +91,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 if number >= 0:
                     pairs.append(pair)
                     print(f"pair {number + 1:>2}: {line_of(pair)}", flush=True)
-    return summary(pairs)
+            return summary(pairs)
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:

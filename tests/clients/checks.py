@@ -30,6 +30,9 @@ from typing import Any
 ENDLESS_TOKENS = 4000
 """Of an answer that is left: minutes of the test's model."""
 
+MANY_TOKENS = 64
+"""Of a stream that must come in several pieces: a busy machine puts tokens together, and not a second of them."""
+
 
 @dataclass(frozen=True)
 class Addresses:

@@ -27,6 +27,7 @@ PATIENCE_S = 60.0
 ONCE, STREAMING = "minisgl_unary", "minisgl"
 PROMPT = "The capital of France is"
 GREEDY = json.dumps({"max_tokens": 5, "temperature": 0})
+MANY_TOKENS = 64  # of a stream that must come in several pieces: a busy machine puts some together, and not a second's
 http, http_aio, grpc, grpc_aio = tritonclient.http, tritonclient.http.aio, tritonclient.grpc, tritonclient.grpc.aio
 
 
@@ -133,13 +134,14 @@ def test_grpc_asks_and_is_called_back_and_compresses(by_grpc: Any, expected: str
 
 def test_a_grpc_stream_carries_both_models(by_grpc: Any, expected: str) -> None:
     with results_of(by_grpc) as result:
-        by_grpc.async_stream_infer(STREAMING, inputs(grpc, stream=True))
+        many = json.dumps({"max_tokens": MANY_TOKENS, "temperature": 0})
+        by_grpc.async_stream_infer(STREAMING, inputs(grpc, stream=True, sampling=many))
         pieces = [result()]
         while not is_final(pieces[-1]):
             pieces.append(result())
         by_grpc.async_stream_infer(ONCE, inputs(grpc))
         assert text_of(result()) == expected
-    assert PROMPT + "".join(map(text_of, pieces)) == expected and 1 < len(pieces) <= 5
+    assert (PROMPT + "".join(map(text_of, pieces))).startswith(expected) and 1 < len(pieces) <= MANY_TOKENS
 
 
 async def test_grpc_by_asyncio_asks_once_and_streams(server: Server, expected: str) -> None:
@@ -242,7 +244,8 @@ def streamed(client: Any, model: str, arrays: dict[str, Any]) -> tuple[str, int]
 
 def test_what_genai_perf_sends_is_answered(server: Server, by_grpc: Any, expected: str) -> None:
     """The inputs of its converters `vllm` (numbers are strings there), `tensorrtllm` and `triton_generate`, 0.0.16."""
-    sampling = json.dumps({"max_tokens": "5", "min_tokens": "5", "temperature": "0"})
+    many = str(MANY_TOKENS)
+    sampling = json.dumps({"max_tokens": many, "min_tokens": many, "temperature": "0"})
     vllm = {
         "text_input": text(PROMPT),
         "exclude_input_in_output": np.array([True]),
@@ -251,14 +254,14 @@ def test_what_genai_perf_sends_is_answered(server: Server, by_grpc: Any, expecte
     }
     tensorrt = {
         "text_input": text(PROMPT).reshape(1, 1),
-        "max_tokens": np.array([[5]], dtype=np.int32),
+        "max_tokens": np.array([[MANY_TOKENS]], dtype=np.int32),
         "exclude_input_in_output": np.array([[True]]),
         "stream": np.array([[True]]),
-        "min_length": np.array([[5]], dtype=np.int32),
+        "min_length": np.array([[MANY_TOKENS]], dtype=np.int32),
     }
     for model, arrays in ((STREAMING, vllm), ("ensemble", tensorrt)):
         told, pieces = streamed(by_grpc, model, arrays)
-        assert told == expected.removeprefix(PROMPT) and 1 < pieces <= 5, model
+        assert told.startswith(expected.removeprefix(PROMPT)) and 1 < pieces <= MANY_TOKENS, model
     body = {"text_input": [PROMPT], "stream": True, "max_tokens": 5, "temperature": 0}
     url = f"{server.http}/v2/models/{STREAMING}/generate_stream"
     with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
@@ -270,7 +273,7 @@ def test_what_tritons_own_openai_frontend_sends_is_answered(by_grpc: Any, expect
     """To any model whose back end is not named vllm: TensorRT-LLM's inputs, with OpenAI's defaults among them."""
     arrays: dict[str, Any] = {
         "text_input": text(PROMPT).reshape(1, 1),
-        "max_tokens": np.array([[5]], dtype=np.int32),
+        "max_tokens": np.array([[MANY_TOKENS]], dtype=np.int32),
         "stop_words": text("never").reshape(1, 1),
         "seed": np.array([[7]], dtype=np.uint64),
     }
@@ -279,4 +282,4 @@ def test_what_tritons_own_openai_frontend_sends_is_answered(by_grpc: Any, expect
     for stream in (True, False):
         arrays["stream"] = np.array([[stream]])
         told, pieces = streamed(by_grpc, "ensemble", arrays)
-        assert told == expected.removeprefix(PROMPT) and (1 < pieces <= 5) == stream
+        assert told.startswith(expected.removeprefix(PROMPT)) and (1 < pieces <= MANY_TOKENS) == stream

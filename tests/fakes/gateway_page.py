@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import uvicorn
@@ -27,6 +27,7 @@ def gateway_on_a_port(grpc_url: str, **settings: Any) -> Iterator[str]:
     """Its address. It ends, and its streams with it, when the block does."""
     listener = socket.create_server(("127.0.0.1", 0))
     servers: list[uvicorn.Server] = []
+    made = Event()
 
     async def serve() -> None:
         async with AsyncClient(grpc_url) as client:
@@ -36,13 +37,21 @@ def gateway_on_a_port(grpc_url: str, **settings: Any) -> Iterator[str]:
                 app, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
             )
             servers.append(uvicorn.Server(config))
+            made.set()
             await servers[0].serve(sockets=[listener])
 
-    thread = Thread(target=lambda: asyncio.run(serve()))
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        finally:
+            made.set()
+
+    thread = Thread(target=run)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
     finally:
+        made.wait()  # also when the block ends at once
         if servers:
             servers[0].should_exit = True
         thread.join()

@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 
 from minisgl_backend.errors import ConfigError
-from minisgl_client.gateway.settings import DEFAULT_PORT, MAX_BODY_BYTES, GatewaySettings, read_api_keys
+from minisgl_client.gateway.settings import BACKLOG, DEFAULT_PORT, MAX_BODY_BYTES, GatewaySettings, read_api_keys
 
 DRAIN_S = 20
-_BACKLOG = 2048
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -78,7 +77,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no obstacle
         listener.bind(address)
-        listener.listen(_BACKLOG)  # before anybody is told: who connects at once waits, and is not refused
+        listener.listen(BACKLOG)  # before anybody is told: who connects at once waits, and is not refused
     except OSError as error:
         listener.close()
         raise ConfigError(f"port {port} of {host!r} can not be taken: {error.strerror}") from None

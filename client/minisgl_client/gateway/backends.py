@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from minisgl_client.aio import AsyncClient
@@ -104,8 +104,9 @@ class Backend:
         """Of one prompt. A chat is parsed where the model has a parser, which the server alone knows."""
         if plan.parses and self._clock() >= self._parses_from:
             try:
-                async for piece in self._ask(plan, {**fields, "parse_output": True}, request_id):
-                    yield piece
+                async with contextlib.aclosing(self._ask(plan, {**fields, "parse_output": True}, request_id)) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 return
             except Unsupported as error:
                 if not str(error).startswith(_NO_PARSER):
@@ -113,10 +114,11 @@ class Backend:
                 self._parses_from = self._clock() + _LEARNED_S
         if plan.tools:
             raise Unsupported("tools: how this model calls them is not known; name one in tool_choice, or require one")
-        async for piece in self._ask(plan, fields, request_id):
-            yield piece
+        async with contextlib.aclosing(self._ask(plan, fields, request_id)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    async def _ask(self, plan: Plan, fields: Mapping[str, Any], request_id: str) -> AsyncIterator[Piece]:
+    async def _ask(self, plan: Plan, fields: Mapping[str, Any], request_id: str) -> AsyncGenerator[Piece, None]:
         given = {**fields, "request_id": request_id, "timeout_s": self._timeout_s}
         async with self._client.stream(stream=plan.stream and not plan.unanswered, **given) as stream:
             async for piece in stream:

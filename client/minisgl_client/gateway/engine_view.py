@@ -2,7 +2,8 @@
 
     viewers ── snapshot, stream ──► EngineView ── one question at a time ──► Backend.ask("engine") ──► Triton
 
-However many look on, the server is asked at most once in `KEPT_S`, and nobody is asked when nobody looks.
+However many look on, the server is asked at most once in `KEPT_S`, also while it answers with errors, and nobody is
+asked when nobody looks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNREACHABLE = "unreachable"
 
 
 class EngineView:
-    """The last snapshot, and the question for the next one, which all who need it share."""
+    """The last snapshot or error, and the question for the next one, which all who need it share."""
 
     def __init__(
         self,
@@ -40,18 +41,15 @@ class EngineView:
         self._clock = clock
         self._wait = wait
         self._asking: asyncio.Task[bytes | ApiError] | None = None
-        self._last = b""
         self._asked_s = -KEPT_S
 
     async def snapshot(self) -> bytes:
         """JSON, at most `KEPT_S` old. Raises ApiError."""
-        if self._asking is None or self._asking.done():
-            if self._last and self._clock() < self._asked_s + KEPT_S:
-                return self._last
+        if self._asking is None or (self._asking.done() and self._clock() >= self._asked_s + KEPT_S):
             self._asking = asyncio.create_task(self._fetch())
         told = await asyncio.shield(self._asking)  # who leaves leaves the others their answer
         if isinstance(told, ApiError):
-            raise told
+            raise told.with_traceback(None)  # each who raises it adds to its traceback
         return told
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -67,9 +65,7 @@ class EngineView:
     async def _fetch(self) -> bytes | ApiError:
         """An error is returned: everybody who waited may have left."""
         self._asked_s = self._clock()
-        self._last = b""
         try:
-            self._last = msgspec.json.encode(await self._ask())
+            return msgspec.json.encode(await self._ask())
         except ApiError as error:
             return error
-        return self._last

@@ -158,7 +158,7 @@ def _is_off(name: str, value: Any, known: tuple[str, ...]) -> bool:
         if value is None or any(value == one and type(value) is type(one) for one in off):
             return True
         raise refused(name, f"is not supported: {reason}", "unsupported")
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name[:80], known, 1)  # it takes as long as the word is
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ApiError(400, f"unknown field {name[:80]!r}{hint}", param=name[:80], code="unknown_parameter")
 

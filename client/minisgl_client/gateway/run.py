@@ -15,9 +15,8 @@ import uvloop
 from minisgl_client.aio import AsyncClient
 from minisgl_client.gateway.app import build_app
 from minisgl_client.gateway.backends import Backend, Backends
-from minisgl_client.gateway.settings import GatewaySettings
-
-_BACKLOG = 2048
+from minisgl_client.gateway.heads import BoundedHeads
+from minisgl_client.gateway.settings import BACKLOG, GatewaySettings
 
 
 def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
@@ -34,14 +33,14 @@ async def _serve(settings: GatewaySettings, listener: socket.socket, drain_s: in
         app = build_app(settings, Backends(Backend(client, settings.timeout_s)), lambda: server.should_exit)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHeads,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=drain_s,
         )
         server = _Server(config)

@@ -14,6 +14,7 @@ KEYS_VARIABLE = "MINISGL_API_KEYS"
 """Keys, apart by commas or blanks."""
 
 DEFAULT_PORT = 9000
+BACKLOG = 2048  # connections that wait to be taken
 MAX_BODY_BYTES = 8 << 20  # the engine takes 4 MiB of messages, 1 MiB of tools and 1 MiB of parameters
 
 

@@ -63,22 +63,31 @@ async def test_all_who_ask_at_once_share_a_question_and_those_shortly_after_its_
     assert json.loads(await world.view.snapshot())["number"] == 2
 
 
-async def test_an_error_is_everybodys_and_is_not_kept() -> None:
+async def test_an_error_is_everybodys_and_of_those_shortly_after() -> None:
     world = World()
     world.error = ApiError(503, "gone")
     told = await asyncio.gather(*(world.view.snapshot() for _ in range(3)), return_exceptions=True)
     assert told == [world.error] * 3 and world.asked == 1
     world.error = None
+    world.now_s += KEPT_S * 0.9
+    with pytest.raises(ApiError, match="gone"):
+        await world.view.snapshot()
+    world.now_s += KEPT_S * 0.2
     assert json.loads(await world.view.snapshot())["number"] == 2
 
 
-async def test_any_number_of_streams_ask_once_an_event_and_nobody_asks_when_they_are_gone() -> None:
+@pytest.mark.parametrize("error", [None, ApiError(503, "gone")])
+async def test_any_number_of_streams_ask_once_an_event_and_nobody_asks_when_they_are_gone(
+    error: ApiError | None,
+) -> None:
     world = World()
+    world.error = error
     streams = [world.view.events() for _ in range(30)]
     told = await asyncio.gather(*(some(stream, 3) for stream in streams))
     seconds = world.now_s
     assert world.asked <= seconds / KEPT_S + 1, "thirty clocks run here, one for each stream"
-    assert all(events == sorted(events, key=lambda event: event["number"]) for events in told)
+    if error is None:
+        assert all(events == sorted(events, key=lambda event: event["number"]) for events in told)
     for stream in streams:
         await stream.aclose()  # type: ignore[attr-defined]
     asked = world.asked
@@ -114,6 +123,7 @@ async def test_a_server_without_an_engine_is_told_as_any_error(server: Inference
         server.script = aborts(grpc.StatusCode.UNAVAILABLE, "the engine is not ready")
         answer = await http.get("/engine")
         assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+    async with gateway(server) as http:
         server.script = pieces("a generation")
         assert (await http.get("/engine")).status_code == 500
 
