@@ -53,10 +53,16 @@ def fetched_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """$MINISGL_CACHE, else $XDG_CACHE_HOME/minisgl, else ~/.cache/minisgl. May not exist yet."""
+    """$MINISGL_CACHE, else $XDG_CACHE_HOME/minisgl, else ~/.cache/minisgl. May not exist yet.
+
+    Who has no home, as a user that a container does not know, has the root folder, as Docker says.
+    """
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "minisgl"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "minisgl"
+    except RuntimeError:
+        return Path("/.cache/minisgl")
 
 
 def _local_folder(folder: Path) -> Path:

@@ -61,15 +61,19 @@ def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda li
 
 
 def build_sources(sources: Path, level: Level, cache: Path, progress: Callable[[str], None]) -> Path:
-    """`build` of a folder of *.cpp and *.h. Without a compiler, what another one has built of them will do."""
+    """`build` of a folder of *.cpp and *.h. Where that can not be, what another compiler has made of them will do."""
     folder = cache / "native"
     stem = f"{level.name}-{_digest(level, *sorted(sources.iterdir()))}"
     try:
-        compiler = _find_compiler()
-    except CompilerMissing:
+        return _build(sources, level, folder, stem, progress)
+    except (CompilerMissing, OSError):
         for built in folder.glob(f"{stem}-*.so"):
             return built
         raise
+
+
+def _build(sources: Path, level: Level, folder: Path, stem: str, progress: Callable[[str], None]) -> Path:
+    compiler = _find_compiler()
     target = folder / f"{stem}-{compiler.version}.so"
     if _in_use(target):
         return target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -126,6 +127,18 @@ def test_without_a_compiler_a_library_of_the_same_sources_is_used(
     assert built(sources, tmp_path) == (first, [])
     (sources / "without.cpp").write_text("")
     with pytest.raises(CompilerMissing):
+        built(sources, tmp_path)
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_written_a_library_of_another_compiler_is_used(sources: Path, tmp_path: Path) -> None:
+    first, _ = built(sources, tmp_path)
+    other = first.rename(first.with_name(f"{first.stem.rpartition('-')[0]}-9.9.so"))
+    shutil.rmtree(objects := tmp_path / "native/objects")
+    objects.write_text("a file is in the way")
+    assert built(sources, tmp_path) == (other, [])
+    (sources / "without.cpp").write_text("")
+    with pytest.raises(OSError, match="objects"):
         built(sources, tmp_path)
 
 

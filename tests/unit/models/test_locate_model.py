@@ -46,6 +46,18 @@ def test_the_cache_is_the_users_cache_folder_unless_told_otherwise(monkeypatch: 
     assert cache_folder() == Path("/somewhere/minisgl")
 
 
+def test_a_user_without_a_home_has_a_cache_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every start on a CPU asks for it: the kernels lie there."""
+
+    def unknown(user: int) -> object:
+        raise KeyError(user)
+
+    for name in ("MINISGL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache_folder() == Path("/.cache/minisgl")
+
+
 def test_a_local_folder_is_taken_and_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_folder(tmp_path / "models" / "mine")
     monkeypatch.chdir(tmp_path)
