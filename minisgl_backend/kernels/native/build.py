@@ -211,14 +211,14 @@ def _say(line: str) -> None:
 
 
 def main() -> int:
-    """Builds for this machine. No compiler is not an error: the engine then runs on torch alone."""
+    """Builds for this machine. What goes wrong is told and is no error: the engine then runs on torch alone."""
     level = best_level()
     if level is None:
         _say(f"{why_no_level()}: the engine runs on torch alone, several times slower")
         return 0
     try:
         build(level, Path(sys.argv[1]), _say)
-    except (CompilerMissing, OSError) as error:
+    except (CompilerMissing, BuildFailed, OSError) as error:
         _say(f"{error}: no kernels of our own; the engine runs on torch alone, several times slower")
     return 0
 

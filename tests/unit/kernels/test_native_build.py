@@ -153,6 +153,24 @@ def test_a_compiler_that_does_not_know_the_instructions_is_no_compiler(
         built(sources, tmp_path)
 
 
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "one that fails", "of the machine, and a file for a cache"])
+def test_the_step_of_the_set_up_never_fails_but_says_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, compiler: str
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "file").touch()
+    (failing := tmp_path / "failing").write_text(
+        '#!/bin/sh\ncase "$*" in -dump*) echo 4.0;; *-E*) ;; *) exit 7;; esac\n'
+    )
+    failing.chmod(0o755)
+    monkeypatch.setattr(building, "best_level", lambda: AVX2)
+    monkeypatch.setattr(sys, "argv", ["build", str(tmp_path / ("file" if "file" in compiler else "cache"))])
+    if "file" not in compiler:
+        monkeypatch.setenv("CXX", str(failing) if "fails" in compiler else compiler)
+    assert building.main() == 0
+    assert "no kernels of our own; the engine runs on torch alone, several times slower" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
