@@ -101,6 +101,11 @@ class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: set[int] = set()  # addresses of what native calls made, which the recording's pool holds
         self.held: dict[int, Tensor] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing here is compiled, and seeing to that imports torch's compiler, 66 MiB and over a second."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,3 +168,27 @@ def test_threads_record_apart_from_one_another(kernels: NativeKernels) -> None:
 def test_a_second_recording_of_a_thread_is_refused(kernels: NativeKernels) -> None:
     with Recording(kernels.library), pytest.raises(AssertionError, match="records already"):
         Recording(kernels.library).__enter__()
+
+
+@pytest.mark.slow
+def test_recording_does_not_import_torchs_compiler() -> None:
+    """It would take 66 MiB of every engine."""
+    native_library()  # is built, or the test is skipped
+    script = (
+        "import sys, torch\n"
+        "from fakes.attention_backends import native_library\n"
+        "from minisgl_backend.kernels.native.recording import record\n"
+        "library, x = native_library(), torch.ones(4, 4)\n"
+        "recording, _ = record(library, lambda: library.ops.add.default(x, x).view(16))\n"
+        "print(recording.calls, 'torch._dynamo' in sys.modules)\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "1 False", done.stderr
