@@ -71,7 +71,8 @@ def packed_path(cache: Path, model: Path, dtype: torch.dtype, quantization: str)
 def open_packed(path: Path, progress: Progress = lambda line: None) -> Iterator[PackedStore]:
     """The store in a file of packed_path. On leaving it normally, what was packed gets that name.
 
-    The tensors that were taken stay valid. progress: a line where weights are packed, and where they can not be kept.
+    The tensors that were taken stay valid. progress: a line where weights are packed or waited for, and where they can
+    not be kept.
     """
     with contextlib.ExitStack() as stack:
         store: PackedStore = PackedInMemory()
@@ -88,7 +89,11 @@ def _begin(path: Path, stack: contextlib.ExitStack, progress: Progress) -> Packe
     """Waits for who packs the same, and then takes that, or packs in turn."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context(path.with_suffix(".lock").open("w"))
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        progress("waiting for another process, which packs these weights")
+        fcntl.flock(lock, fcntl.LOCK_EX)
     return _open_whole(path, stack) or stack.enter_context(_PackedWriter(path, progress))
 
 

@@ -54,7 +54,8 @@ class BuildFailed(Exception):
 def build(level: Level, cache: Path, progress: Callable[[str], None] = lambda line: None) -> Path:
     """The library of a level, built unless it is there. Two processes do not build at once.
 
-    cache: the folder of all that is kept; made if it is not there. progress: a line before a build and one after.
+    cache: the folder of all that is kept; made if it is not there. progress: a line before a build and one after, or
+    one where it waits for who builds.
     Raises CompilerMissing, BuildFailed, OSError: the folder can not be written.
     """
     return build_sources(SOURCES, level, cache, progress)
@@ -79,7 +80,7 @@ def _build(sources: Path, level: Level, folder: Path, stem: str, progress: Calla
         return target
     compiler.check(level)
     (folder / "objects").mkdir(parents=True, exist_ok=True)
-    with _one_builder(folder):
+    with _one_builder(folder, progress):
         if not _in_use(target):
             progress(f"compiling kernels for {level.name}, once")
             start = time.monotonic()
@@ -191,9 +192,13 @@ def _in_use(file: Path) -> bool:
 
 
 @contextmanager
-def _one_builder(folder: Path) -> Iterator[None]:
+def _one_builder(folder: Path, progress: Callable[[str], None]) -> Iterator[None]:
     with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process, which compiles kernels")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -68,7 +69,27 @@ def test_two_builders_at_once_build_once(sources: Path, tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         (one, lines), (other, other_lines) = (future.result() for future in [pool.submit(builder) for _ in range(2)])
-    assert one == other and len(lines) + len(other_lines) == 2
+    told = sorted(line.partition(" ")[0] for line in (*lines, *other_lines))
+    assert one == other and told in (["compiled", "compiling"], ["compiled", "compiling", "waiting"])
+
+
+@pytest.mark.slow
+def test_who_waits_for_another_builder_says_so(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    lines: list[str] = []
+    with ThreadPoolExecutor(1) as pool, (tmp_path / "native/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waits = threading.Event()
+
+        def tell(line: str) -> None:
+            lines.append(line)
+            waits.set()
+
+        building_one = pool.submit(build_sources, sources, AVX2, tmp_path, tell)
+        assert waits.wait(60)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert building_one.result(60).is_file()
+    assert lines[0] == "waiting for another process, which compiles kernels" and len(lines) == 3
 
 
 def test_a_source_that_does_not_compile_is_told_in_the_compilers_words_and_leaves_nothing(

@@ -132,7 +132,7 @@ def test_of_two_who_pack_the_same_one_waits_and_takes_what_the_other_packed(tmp_
         take(store)
         assert not taken.is_set()
     waiting.join(60)
-    assert taken.is_set() and said == []
+    assert taken.is_set() and said in ([], ["waiting for another process, which packs these weights"])
 
 
 def load(
