@@ -36,6 +36,7 @@ from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
+from minisgl_client.gateway.shared import Shared
 from minisgl_client.gateway.tokens import NAMES, DetokenizeBody, TokenizeBody, ask_detokenize, ask_tokenize
 
 log = logging.getLogger("minisgl.gateway")
@@ -87,15 +88,21 @@ class _Api:
         self._settings = settings
         self._backends = backends
         self._view = EngineView(lambda: backends.choose().ask("engine", {}), is_ending)
+        self._health = Shared(self._check)
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
-        """200 when an engine answers behind the server."""
+        """200 when an engine answers behind the server, which is asked once for all who want to know: it needs no
+        key.
+        """
+        await self._health.answer()
+        return _json({"status": "ok"})
+
+    async def _check(self) -> None:
         try:
             await self._backends.choose().check()
         except ClientError as error:
             raise of_client_error(error, {}) from None
-        return _json({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         """Triton's, of Prometheus."""
@@ -112,7 +119,9 @@ class _Api:
         return Response(await self._view.snapshot(), media_type="application/json", headers=_FRESH)
 
     async def engine_stream(self, request: Request) -> Response:
-        """The same again and again, as server-sent events."""
+        """The same again and again, as server-sent events. HEAD would have no end either, and nothing to show."""
+        if request.method == "HEAD":
+            raise HTTPException(405, headers={"Allow": "GET"})
         self._check_view()
         return StreamingResponse(self._view.events(), media_type="text/event-stream", headers=_FRESH)
 

@@ -193,6 +193,14 @@ async def test_the_health_is_the_engines(
         assert ((await http.get("/health")).status_code == 200) is healthy
 
 
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_any_number_who_want_the_health_at_once_share_an_answer(server: InferenceServer, healthy: bool) -> None:
+    server.script = aborts(INVALID, "max_tokens: must be at least 1") if healthy else aborts(UNAVAILABLE, "down")
+    async with gateway(server) as http:
+        answers = await asyncio.gather(*(http.get("/health") for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {200 if healthy else 503} and len(server.requests) <= 5
+
+
 async def test_metrics_that_nobody_tells_are_unavailable(server: InferenceServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
