@@ -7,6 +7,7 @@ Door (id, log line, size) ─► CORS ─► routes ─► read_body ─► plan
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
@@ -181,10 +182,19 @@ class _Api:
         """JSON only: a page of another origin may send anything else without asking first."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the Content-Type must be application/json", code="unsupported_media_type")
-        body = read_body(await _bounded(request, self._settings.max_body_bytes), kind)
+        body = read_body(await self._bounded(request), kind)
         if body.model is not None:
             self._check_model(body.model)
         return body
+
+    async def _bounded(self, request: Request) -> bytes:
+        """The body. Raises ApiError, and closes the connection of one that is too slow."""
+        try:
+            async with asyncio.timeout(self._settings.body_s):
+                return await _read_bytes(request, self._settings.max_body_bytes)
+        except TimeoutError:
+            message = f"the body must come within {self._settings.body_s:g} s"
+            raise ApiError(408, message, code="too_slow", headers={"Connection": "close"}) from None
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.name:
@@ -269,7 +279,7 @@ _OURS = frozenset(
 )
 
 
-async def _bounded(request: Request, limit_bytes: int) -> bytes:
+async def _read_bytes(request: Request, limit_bytes: int) -> bytes:
     """The body. Raises ApiError (413) without reading more of it than is allowed."""
     too_large = ApiError(413, f"the body must hold at most {limit_bytes} bytes", code="body_too_large")
     length = request.headers.get("content-length", "")

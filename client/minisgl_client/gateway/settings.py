@@ -30,6 +30,7 @@ class GatewaySettings:
     origins: tuple[str, ...] = ()  # whose pages may ask from a browser; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     timeout_s: float | None = None  # for a whole answer
+    body_s: float = 60.0  # until the body of a request is whole
     engine_view: bool = True  # /engine tells what the engine does
 
     @property

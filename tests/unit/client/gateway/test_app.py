@@ -164,6 +164,18 @@ async def test_a_body_is_json_of_a_bounded_size(server: InferenceServer) -> None
         assert (answer.status_code, error_of(answer)["code"]) == (status, code)
 
 
+async def test_a_body_that_does_not_come_whole_in_time_is_refused(server: InferenceServer) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0)
+
+    async with gateway(server, body_s=0.02, max_body_bytes=1 << 40) as http:
+        answer = await http.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
+    assert (answer.status_code, error_of(answer)["code"]) == (408, "too_slow")
+    assert answer.headers["connection"] == "close"
+
+
 async def test_a_key_opens_the_api_and_the_health_needs_none(server: InferenceServer) -> None:
     async with gateway(server, api_keys=("one", "two")) as http:
         for headers in ({}, {"Authorization": "Bearer on"}, {"Authorization": "Basic one"}, {"Authorization": "one"}):
