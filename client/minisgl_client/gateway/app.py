@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -44,8 +44,12 @@ log = logging.getLogger("minisgl.gateway")
 
 _GUARDED = ("/v1/", "/metrics", "/engine", "/tokenize", "/detokenize")
 _FACTS = "minisgl.facts"
+_LARGE = "minisgl.large"  # of a request: its body holds more than
+_LARGE_BYTES = 256 << 10
 _FRESH = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for a proxy that would keep or collect it
 Struct = TypeVar("Struct", bound=AnyBody)
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
@@ -142,13 +146,14 @@ class _Api:
     async def completions(self, request: Request) -> Answering:
         """POST /v1/completions."""
         body = await self._read(request, CompletionBody)
-        plan = plan_completion(body, [await self._text_of(ids) for ids in ids_to_echo(body)])
+        texts = [await self._text_of(ids) for ids in await _beside(request, ids_to_echo, body)]
+        plan = await _beside(request, plan_completion, body, texts)
         return self._answering(request, plan, CompletionTeller(plan), "cmpl")
 
     async def chat(self, request: Request) -> Answering:
         """POST /v1/chat/completions."""
         body = await self._read(request, ChatBody)
-        plan = plan_chat(body)
+        plan = await _beside(request, plan_chat, body)
         return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
 
     async def _text_of(self, ids: list[int]) -> str:
@@ -160,7 +165,7 @@ class _Api:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await self._read(request, TokenizeBody)
-        return await self._operation(request, "tokenize", ask_tokenize(body))
+        return await self._operation(request, "tokenize", await _beside(request, ask_tokenize, body))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -182,7 +187,9 @@ class _Api:
         """JSON only: a page of another origin may send anything else without asking first."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the Content-Type must be application/json", code="unsupported_media_type")
-        body = read_body(await self._bounded(request), kind)
+        raw = await self._bounded(request)
+        request.scope[_LARGE] = len(raw) > _LARGE_BYTES
+        body = await _beside(request, read_body, raw, kind)
         if body.model is not None:
             self._check_model(body.model)
         return body
@@ -277,6 +284,13 @@ _OURS = frozenset(
         *("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize"),
     )
 )
+
+
+async def _beside(request: Request, work: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:
+    """What is done with a large body is done in a thread, and others are served meanwhile."""
+    if request.scope[_LARGE]:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
 
 
 async def _read_bytes(request: Request, limit_bytes: int) -> bytes:

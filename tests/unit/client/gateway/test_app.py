@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator
 from threading import Semaphore
 from typing import Any
@@ -17,14 +18,17 @@ import pytest
 from fakes.gateway import error_of, gateway
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits, words
 from minisgl_client.aio import AsyncClient
+from minisgl_client.gateway import app
 from minisgl_client.gateway.app import build_app
 from minisgl_client.gateway.backends import Backend, Backends
-from minisgl_client.gateway.mapping import Plan
+from minisgl_client.gateway.fields import ChatBody
+from minisgl_client.gateway.mapping import Plan, plan_chat
 from minisgl_client.gateway.settings import GatewaySettings
 
 PATIENCE_S = 60.0
 CHAT = {"model": "minisgl", "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"model": "minisgl", "prompt": "x"}
+JSON = {"content-type": "application/json"}
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 
 
@@ -176,6 +180,40 @@ async def test_a_body_that_does_not_come_whole_in_time_is_refused(server: Infere
     assert answer.headers["connection"] == "close"
 
 
+async def test_what_is_large_is_read_and_planned_in_a_thread(
+    server: InferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else everybody's stream stands still meanwhile."""
+    beside: list[bool] = []
+
+    def planned(body: ChatBody) -> Plan:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return plan_chat(body)
+
+    monkeypatch.setattr(app, "plan_chat", planned)
+    server.script = pieces("Paris", reason="stop")
+    messages = [{"role": "user", "content": "é\u2028\0"}] * 10_000
+    async with gateway(server) as http:
+        for sent in (messages[:1], messages):
+            answer = await http.post("/v1/chat/completions", json={"messages": sent})
+            assert answer.json()["choices"][0]["message"]["content"] == "Paris"
+            assert json.loads(inputs_of(server.requests[-1])["messages"]) == sent
+        wrong = await http.post("/v1/chat/completions", json={"messages": messages, "temprature": 1})
+    assert beside == [False, True] and error_of(wrong)["code"] == "unknown_parameter"
+
+
+async def test_messages_of_any_depth_are_sent_or_refused(server: InferenceServer) -> None:
+    server.script = pieces("Paris", reason="stop")
+    statuses = []
+    async with gateway(server) as http:
+        for depth in range(10, 1200, 7):
+            content = b"[" * depth + b"]" * depth
+            body = b'{"messages": [{"role": "user", "content": ' + content + b"}]}"
+            answer = await http.post("/v1/chat/completions", content=body, headers=JSON)
+            statuses.append(answer.status_code)
+    assert statuses == sorted(statuses) and set(statuses) == {200, 400}
+
+
 async def test_a_key_opens_the_api_and_the_health_needs_none(server: InferenceServer) -> None:
     async with gateway(server, api_keys=("one", "two")) as http:
         for headers in ({}, {"Authorization": "Bearer on"}, {"Authorization": "Basic one"}, {"Authorization": "one"}):
@@ -284,8 +322,8 @@ async def test_a_client_that_leaves_cancels_its_request(
         began.set()
 
     async with AsyncClient(server.url) as client:
-        app = build_app(GatewaySettings(), Backends(Backend(client)))
-        asking = asyncio.ensure_future(app(scope, receive, send))
+        asgi = build_app(GatewaySettings(), Backends(Backend(client)))
+        asking = asyncio.ensure_future(asgi(scope, receive, send))
         for _ in range(2):
             assert await asyncio.to_thread(came.acquire, timeout=PATIENCE_S)
         if stream and texts:
