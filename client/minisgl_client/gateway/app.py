@@ -32,6 +32,7 @@ from minisgl_client.gateway.completions import CompletionTeller
 from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
 from minisgl_client.gateway.fields import AnyBody, ChatBody, CompletionBody, read_body
+from minisgl_client.gateway.hosts import KnownHosts
 from minisgl_client.gateway.mapping import Plan, ids_to_echo, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.page import Page
@@ -75,6 +76,8 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
         exception_handlers={ApiError: _told, HTTPException: _not_routed, Exception: _fault},
     )
     guarded: ASGIApp = _Keys(app, settings.api_keys)
+    if settings.hosts is not None:
+        guarded = KnownHosts(guarded, settings.hosts, _of_error(_OTHER_HOST))
     if settings.origins:
         guarded = CORSMiddleware(
             guarded,
@@ -84,6 +87,13 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
             expose_headers=["Retry-After", "X-Request-Id"],
         )
     return _Door(guarded)
+
+
+_OTHER_HOST = ApiError(
+    403,
+    "the header Host names none of this gateway's hosts: add it with --allowed-host, or start the gateway with keys",
+    code="unknown_host",
+)
 
 
 class _Api:

@@ -259,6 +259,24 @@ async def test_metrics_that_nobody_tells_are_unavailable(server: InferenceServer
     assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, 200) for host in ("localhost", "LOCALHOST:9000", "a.localhost:1", "127.0.0.1:9000", "10.0.0.5")),
+        *((host, 200) for host in ("[::1]:9000", "[::1]", "llm.example", "LLM.example.:443", "")),
+        *((host, 403) for host in ("evil.example", "evil.example:9000", "localhost.evil.example", "127.0.0.1.evil")),
+    ],
+)
+async def test_a_page_that_makes_its_own_name_lead_here_is_refused(
+    server: InferenceServer, host: str, status: int
+) -> None:
+    async with gateway(server, hosts=("llm.example",)) as http:
+        answer = await http.get("/v1/models", headers={"host": host})
+        assert answer.status_code == status and (status == 200 or error_of(answer)["code"] == "unknown_host")
+    async with gateway(server) as http:
+        assert (await http.get("/v1/models", headers={"host": host})).status_code == 200, "it is not looked at"
+
+
 async def test_pages_of_the_named_origins_may_ask(server: InferenceServer) -> None:
     asks = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     async with gateway(server, origins=("https://a.example",), api_keys=("one",)) as http:
