@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 from tritonclient.grpc import service_pb2
 
 from minisgl_client.errors import RequestRefused
@@ -86,7 +87,7 @@ class Request:
     """Exactly one of text, messages and input_ids is there, unless it names an operation, which may need none."""
 
     text: str | None
-    messages: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Mapping[str, Any]] | msgspec.Raw | None  # Raw: JSON already
     input_ids: Sequence[int] | None
     tools: Sequence[Mapping[str, Any]] | None
     parse_output: bool
@@ -158,7 +159,7 @@ def encode(request: Request, model: str) -> Any:
         if not request.operation and not request.stream and not request.sampling.get("echo"):
             _add(made, "exclude_input_in_output", "BOOL", b"\x01")
     if request.messages is not None:
-        _add(made, "messages", "BYTES", _json("messages", _plain(request.messages)))
+        _add(made, "messages", "BYTES", _messages(request.messages))
     if request.tools is not None:
         _add(made, "tools", "BYTES", _json("tools", _plain(request.tools)))
     if request.input_ids is not None:
@@ -201,6 +202,12 @@ def _text(field: str, text: str) -> bytes:
     except (AttributeError, UnicodeEncodeError) as error:
         raise RequestRefused(f"{field}: must be a string of Unicode characters ({error})") from None
     return struct.pack("<I", len(raw)) + raw
+
+
+def _messages(messages: Sequence[Mapping[str, Any]] | msgspec.Raw) -> bytes:
+    if isinstance(messages, msgspec.Raw):
+        return struct.pack("<I", len(memoryview(messages))) + bytes(messages)
+    return _json("messages", _plain(messages))
 
 
 def _parameters(sampling: Mapping[str, Any]) -> bytes:

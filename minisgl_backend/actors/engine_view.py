@@ -42,7 +42,8 @@ class EngineView:
         self._rates = rates
         self._page_size = page_size
         self._shows_prompts = shows_prompts
-        self._waiting: list[SequenceId] = []
+        self._waiting: dict[SequenceId, None] = {}  # in the order in which they came
+        self._asked = False  # the scheduler, which has not answered
         self._last = b""
         self._made_s = -KEPT_S  # monotonic
 
@@ -51,19 +52,27 @@ class EngineView:
         return self._last if now_s < self._made_s + KEPT_S else None
 
     def wait(self, id: SequenceId) -> bool:
-        """The request waits for the next snapshot. True: nobody did, so the scheduler is to be asked for a View."""
-        self._waiting.append(id)
-        return len(self._waiting) == 1
+        """The request waits for the next snapshot. True: the scheduler is to be asked for a View, and was not yet."""
+        self._waiting[id] = None
+        asked, self._asked = self._asked, True
+        return not asked
+
+    def leave(self, id: SequenceId) -> None:
+        """The request has ended, whether it waited or not: nothing of it is kept, however long the scheduler takes."""
+        self._waiting.pop(id, None)
 
     def take_waiting(self) -> list[SequenceId]:
-        """All who wait, and wait no more; some may have ended meanwhile."""
-        waiting, self._waiting = self._waiting, []
+        """All who wait, and wait no more: the scheduler has answered."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._asked = False
         return waiting
 
     def forget(self) -> None:
         """The engine is another one from now on."""
         self._made_s = -KEPT_S
         self._waiting.clear()
+        self._asked = False
 
     def snapshot(
         self,

@@ -341,6 +341,7 @@ class TextActor:
             entry.tokenising.cancel()  # what still waits for a thread never gets one
         for id in entry.sequences:
             self._open.pop(id, None)
+            self._view.leave(id)
         del self._by_request[entry.holder, entry.request]
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -372,8 +373,7 @@ class TextActor:
         now_s = time.monotonic()
         snapshot = self._view.snapshot(view, self._health.state, self._open, self._tokenizer, now_s)
         for id in self._view.take_waiting():
-            if id in self._open:
-                self._answer(id, snapshot)
+            self._answer(id, snapshot)
 
     def _answer(self, id: SequenceId, result: bytes) -> None:
         entry = self._open[id]

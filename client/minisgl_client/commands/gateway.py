@@ -7,6 +7,7 @@ may ask.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import math
 import os
 import socket
@@ -35,6 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--model", default="minisgl", help="the model's name there (%(default)s)")
     add("--served-name", default="", metavar="NAME", help="the model's name in the API (default: the same)")
     add("--api-keys", type=Path, metavar="FILE", help="keys, one a line; also in MINISGL_API_KEYS")
+    add("--allowed-host", action="append", default=[], metavar="NAME", help="a name it answers to (docs/openai.md)")
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="whose pages may ask; * lets all")
     add("--max-body", type=_positive, default=MAX_BODY_BYTES, metavar="BYTES", help="of a request (%(default)s)")
     add("--no-engine-view", action="store_true", help="do not tell at /engine what the engine does")
@@ -47,19 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until Ctrl-C or SIGTERM. Raises ConfigError."""
     from minisgl_client.gateway.run import serve
 
-    settings = GatewaySettings(
-        url=arguments.url,
-        metrics_url=arguments.metrics_url,
-        model=arguments.model,
-        served_name=arguments.served_name,
-        api_keys=read_api_keys(arguments.api_keys, os.environ),
-        origins=tuple(arguments.cors_origin),
-        max_body_bytes=arguments.max_body,
-        timeout_s=arguments.timeout,
-        engine_view=not arguments.no_engine_view,
-    )
+    api_keys = read_api_keys(arguments.api_keys, os.environ)
     with _listener(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
+        alone = not api_keys and ipaddress.ip_address(host).is_loopback  # then its names are known, and only they guard
+        settings = GatewaySettings(
+            url=arguments.url,
+            metrics_url=arguments.metrics_url,
+            model=arguments.model,
+            served_name=arguments.served_name,
+            api_keys=api_keys,
+            hosts=tuple(arguments.allowed_host) if arguments.allowed_host or alone else None,
+            origins=tuple(arguments.cors_origin),
+            max_body_bytes=arguments.max_body,
+            timeout_s=arguments.timeout,
+            engine_view=not arguments.no_engine_view,
+        )
         address = f"[{host}]" if ":" in host else host
         guard = "with API keys" if settings.api_keys else "without API keys: whoever reaches it may ask"
         print(f"OpenAI API at http://{address}:{port}/v1 for {settings.url}, {guard}", file=sys.stderr, flush=True)

@@ -7,12 +7,13 @@ Door (id, log line, size) ─► CORS ─► routes ─► read_body ─► plan
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -31,19 +32,25 @@ from minisgl_client.gateway.completions import CompletionTeller
 from minisgl_client.gateway.engine_view import EngineView
 from minisgl_client.gateway.errors import ApiError, of_client_error, unknown_model
 from minisgl_client.gateway.fields import AnyBody, ChatBody, CompletionBody, read_body
+from minisgl_client.gateway.hosts import KnownHosts
 from minisgl_client.gateway.mapping import Plan, ids_to_echo, plan_chat, plan_completion
 from minisgl_client.gateway.metrics import CONTENT_TYPE, read_metrics
 from minisgl_client.gateway.page import Page
 from minisgl_client.gateway.replies import Reply, Teller
 from minisgl_client.gateway.settings import GatewaySettings
+from minisgl_client.gateway.shared import Shared
 from minisgl_client.gateway.tokens import NAMES, DetokenizeBody, TokenizeBody, ask_detokenize, ask_tokenize
 
 log = logging.getLogger("minisgl.gateway")
 
 _GUARDED = ("/v1/", "/metrics", "/engine", "/tokenize", "/detokenize")
 _FACTS = "minisgl.facts"
+_LARGE = "minisgl.large"  # of a request: its body holds more than
+_LARGE_BYTES = 256 << 10
 _FRESH = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # for a proxy that would keep or collect it
 Struct = TypeVar("Struct", bound=AnyBody)
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
@@ -69,6 +76,8 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
         exception_handlers={ApiError: _told, HTTPException: _not_routed, Exception: _fault},
     )
     guarded: ASGIApp = _Keys(app, settings.api_keys)
+    if settings.hosts is not None:
+        guarded = KnownHosts(guarded, settings.hosts, _of_error(_OTHER_HOST))
     if settings.origins:
         guarded = CORSMiddleware(
             guarded,
@@ -80,6 +89,13 @@ def build_app(settings: GatewaySettings, backends: Backends, is_ending: Callable
     return _Door(guarded)
 
 
+_OTHER_HOST = ApiError(
+    403,
+    "the header Host names none of this gateway's hosts: add it with --allowed-host, or start the gateway with keys",
+    code="unknown_host",
+)
+
+
 class _Api:
     """The endpoints."""
 
@@ -87,15 +103,21 @@ class _Api:
         self._settings = settings
         self._backends = backends
         self._view = EngineView(lambda: backends.choose().ask("engine", {}), is_ending)
+        self._health = Shared(self._check)
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
-        """200 when an engine answers behind the server."""
+        """200 when an engine answers behind the server, which is asked once for all who want to know: it needs no
+        key.
+        """
+        await self._health.answer()
+        return _json({"status": "ok"})
+
+    async def _check(self) -> None:
         try:
             await self._backends.choose().check()
         except ClientError as error:
             raise of_client_error(error, {}) from None
-        return _json({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         """Triton's, of Prometheus."""
@@ -112,7 +134,9 @@ class _Api:
         return Response(await self._view.snapshot(), media_type="application/json", headers=_FRESH)
 
     async def engine_stream(self, request: Request) -> Response:
-        """The same again and again, as server-sent events."""
+        """The same again and again, as server-sent events. HEAD would have no end either, and nothing to show."""
+        if request.method == "HEAD":
+            raise HTTPException(405, headers={"Allow": "GET"})
         self._check_view()
         return StreamingResponse(self._view.events(), media_type="text/event-stream", headers=_FRESH)
 
@@ -132,13 +156,14 @@ class _Api:
     async def completions(self, request: Request) -> Answering:
         """POST /v1/completions."""
         body = await self._read(request, CompletionBody)
-        plan = plan_completion(body, [await self._text_of(ids) for ids in ids_to_echo(body)])
+        texts = [await self._text_of(ids) for ids in await _beside(request, ids_to_echo, body)]
+        plan = await _beside(request, plan_completion, body, texts)
         return self._answering(request, plan, CompletionTeller(plan), "cmpl")
 
     async def chat(self, request: Request) -> Answering:
         """POST /v1/chat/completions."""
         body = await self._read(request, ChatBody)
-        plan = plan_chat(body)
+        plan = await _beside(request, plan_chat, body)
         return self._answering(request, plan, ChatTeller(plan), "chatcmpl")
 
     async def _text_of(self, ids: list[int]) -> str:
@@ -150,7 +175,7 @@ class _Api:
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
         body = await self._read(request, TokenizeBody)
-        return await self._operation(request, "tokenize", ask_tokenize(body))
+        return await self._operation(request, "tokenize", await _beside(request, ask_tokenize, body))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -172,10 +197,21 @@ class _Api:
         """JSON only: a page of another origin may send anything else without asking first."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "the Content-Type must be application/json", code="unsupported_media_type")
-        body = read_body(await _bounded(request, self._settings.max_body_bytes), kind)
+        raw = await self._bounded(request)
+        request.scope[_LARGE] = len(raw) > _LARGE_BYTES
+        body = await _beside(request, read_body, raw, kind)
         if body.model is not None:
             self._check_model(body.model)
         return body
+
+    async def _bounded(self, request: Request) -> bytes:
+        """The body. Raises ApiError, and closes the connection of one that is too slow."""
+        try:
+            async with asyncio.timeout(self._settings.body_s):
+                return await _read_bytes(request, self._settings.max_body_bytes)
+        except TimeoutError:
+            message = f"the body must come within {self._settings.body_s:g} s"
+            raise ApiError(408, message, code="too_slow", headers={"Connection": "close"}) from None
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.name:
@@ -260,7 +296,14 @@ _OURS = frozenset(
 )
 
 
-async def _bounded(request: Request, limit_bytes: int) -> bytes:
+async def _beside(request: Request, work: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:
+    """What is done with a large body is done in a thread, and others are served meanwhile."""
+    if request.scope[_LARGE]:
+        return await asyncio.to_thread(work, *arguments, **named)
+    return work(*arguments, **named)
+
+
+async def _read_bytes(request: Request, limit_bytes: int) -> bytes:
     """The body. Raises ApiError (413) without reading more of it than is allowed."""
     too_large = ApiError(413, f"the body must hold at most {limit_bytes} bytes", code="body_too_large")
     length = request.headers.get("content-length", "")

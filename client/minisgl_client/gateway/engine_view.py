@@ -1,9 +1,9 @@
 """GET /engine and GET /engine/stream: what the engine behind the server does at this moment.
 
-    viewers ── snapshot, stream ──► EngineView ── one question at a time ──► Backend.ask("engine") ──► Triton
+    viewers ── snapshot, events ──► EngineView ──► Shared ── one question at a time ──► Backend.ask("engine") ──► Triton
 
-However many look on, the server is asked at most once in `KEPT_S`, also while it answers with errors, and nobody is
-asked when nobody looks.
+However many look on, the server is asked at most once in `shared.KEPT_S`, also while it answers with errors, and nobody
+is asked when nobody looks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from minisgl_client.gateway.errors import ApiError
+from minisgl_client.gateway.shared import Shared
 
-KEPT_S = 0.25
 EVERY_S = 0.5
 """Between two events of a stream."""
 
@@ -26,7 +26,7 @@ UNREACHABLE = "unreachable"
 
 
 class EngineView:
-    """The last snapshot or error, and the question for the next one, which all who need it share."""
+    """The last snapshot or error, for all who look on."""
 
     def __init__(
         self,
@@ -38,19 +38,12 @@ class EngineView:
         """ask: the server; raises ApiError. is_ending: the gateway is to stop, and its streams with it."""
         self._ask = ask
         self._is_ending = is_ending
-        self._clock = clock
         self._wait = wait
-        self._asking: asyncio.Task[bytes | ApiError] | None = None
-        self._asked_s = -KEPT_S
+        self._shared = Shared(self._fetch, clock)
 
     async def snapshot(self) -> bytes:
-        """JSON, at most `KEPT_S` old. Raises ApiError."""
-        if self._asking is None or (self._asking.done() and self._clock() >= self._asked_s + KEPT_S):
-            self._asking = asyncio.create_task(self._fetch())
-        told = await asyncio.shield(self._asking)  # who leaves leaves the others their answer
-        if isinstance(told, ApiError):
-            raise told.with_traceback(None)  # each who raises it adds to its traceback
-        return told
+        """JSON, at most `shared.KEPT_S` old. Raises ApiError."""
+        return await self._shared.answer()
 
     async def events(self) -> AsyncIterator[bytes]:
         """One every `EVERY_S`, until the gateway ends. When the server tells nothing the event says so."""
@@ -62,10 +55,5 @@ class EngineView:
             yield b"data: %b\n\n" % data
             await self._wait(EVERY_S)
 
-    async def _fetch(self) -> bytes | ApiError:
-        """An error is returned: everybody who waited may have left."""
-        self._asked_s = self._clock()
-        try:
-            return msgspec.json.encode(await self._ask())
-        except ApiError as error:
-            return error
+    async def _fetch(self) -> bytes:
+        return msgspec.json.encode(await self._ask())

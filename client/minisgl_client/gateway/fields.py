@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from minisgl_backend.text.chat import MAX_MESSAGES_BYTES
 from minisgl_client.gateway.errors import ApiError, refused
 
 
@@ -134,8 +135,12 @@ Struct = TypeVar("Struct", bound=AnyBody)
 
 
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:
-    """Raises ApiError (400)."""
+    """Raises ApiError (400). Messages that the engine would refuse for their size are refused before they are read: it
+    would take a second, in which nobody is served.
+    """
     try:
+        if len(raw) > MAX_MESSAGES_BYTES:
+            _refuse_long_messages(raw)
         members = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
@@ -147,6 +152,16 @@ def read_body(raw: bytes, kind: type[Struct]) -> Struct:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise _of_wrong_type(str(error)) from None
+
+
+def _refuse_long_messages(raw: bytes) -> None:
+    """By their bytes as they were sent. What is no object is refused by whoever reads it."""
+    try:
+        messages = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("messages", b"")
+    except msgspec.ValidationError:
+        return
+    if (size := len(memoryview(messages))) > MAX_MESSAGES_BYTES:
+        raise refused("messages", f"must hold at most {MAX_MESSAGES_BYTES} bytes, got {size}")
 
 
 def _is_off(name: str, value: Any, known: tuple[str, ...]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -15,8 +16,10 @@ import uvloop
 from minisgl_client.aio import AsyncClient
 from minisgl_client.gateway.app import build_app
 from minisgl_client.gateway.backends import Backend, Backends
-from minisgl_client.gateway.heads import BoundedHeads
+from minisgl_client.gateway.heads import MAX_CONNECTIONS, BoundedHeads
 from minisgl_client.gateway.settings import BACKLOG, GatewaySettings
+
+_OTHER_FILES = 256  # of the loop, the connection to Triton, the page
 
 
 def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> None:
@@ -24,6 +27,7 @@ def serve(settings: GatewaySettings, listener: socket.socket, drain_s: int) -> N
     cut. A second signal cuts them at once. Main thread only.
     """
     _log_to_stderr()
+    _allow_files(MAX_CONNECTIONS + _OTHER_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, drain_s))
 
@@ -59,6 +63,14 @@ class _Server(uvicorn.Server):
     def heard_outside(self, sig: int, frame: FrameType | None) -> None:
         """For signals before uvicorn listens to them; those that it took it hands on at its end."""
         self.should_exit = True
+
+
+def _allow_files(count: int) -> None:
+    """As far as the system lets it: what a shell gives at first is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _log_to_stderr() -> None:

@@ -27,9 +27,11 @@ class GatewaySettings:
     model: str = "minisgl"  # its name in Triton
     served_name: str = ""  # its name in the API; empty: the same
     api_keys: tuple[str, ...] = ()  # one of them must come with each request of the API; none: all may ask
+    hosts: tuple[str, ...] | None = None  # names it answers to, beside localhost and addresses; None: to all
     origins: tuple[str, ...] = ()  # whose pages may ask from a browser; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     timeout_s: float | None = None  # for a whole answer
+    body_s: float = 60.0  # until the body of a request is whole
     engine_view: bool = True  # /engine tells what the engine does
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from fakes.clients import generate_async, generate_sync
@@ -101,6 +102,7 @@ def test_the_pieces_come_in_order_and_the_request_says_what_was_asked(
     ("fields", "name", "value"),
     [
         ({"messages": CHAT}, "messages", json.dumps(CHAT, ensure_ascii=False)),
+        ({"messages": msgspec.Raw(b'[{"role":"user"}]')}, "messages", '[{"role":"user"}]'),
         ({"input_ids": range(4)}, "input_ids", [0, 1, 2, 3]),
         ({"input_ids": ()}, "input_ids", []),
     ],

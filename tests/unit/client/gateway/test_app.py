@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator
 from threading import Semaphore
 from typing import Any
@@ -17,14 +18,17 @@ import pytest
 from fakes.gateway import error_of, gateway
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says, then_waits, words
 from minisgl_client.aio import AsyncClient
+from minisgl_client.gateway import app
 from minisgl_client.gateway.app import build_app
 from minisgl_client.gateway.backends import Backend, Backends
-from minisgl_client.gateway.mapping import Plan
+from minisgl_client.gateway.fields import ChatBody
+from minisgl_client.gateway.mapping import Plan, plan_chat
 from minisgl_client.gateway.settings import GatewaySettings
 
 PATIENCE_S = 60.0
 CHAT = {"model": "minisgl", "messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"model": "minisgl", "prompt": "x"}
+JSON = {"content-type": "application/json"}
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 
 
@@ -164,6 +168,52 @@ async def test_a_body_is_json_of_a_bounded_size(server: InferenceServer) -> None
         assert (answer.status_code, error_of(answer)["code"]) == (status, code)
 
 
+async def test_a_body_that_does_not_come_whole_in_time_is_refused(server: InferenceServer) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await asyncio.sleep(0)
+
+    async with gateway(server, body_s=0.02, max_body_bytes=1 << 40) as http:
+        answer = await http.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
+    assert (answer.status_code, error_of(answer)["code"]) == (408, "too_slow")
+    assert answer.headers["connection"] == "close"
+
+
+async def test_what_is_large_is_read_and_planned_in_a_thread(
+    server: InferenceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else everybody's stream stands still meanwhile."""
+    beside: list[bool] = []
+
+    def planned(body: ChatBody) -> Plan:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return plan_chat(body)
+
+    monkeypatch.setattr(app, "plan_chat", planned)
+    server.script = pieces("Paris", reason="stop")
+    messages = [{"role": "user", "content": "é\u2028\0"}] * 10_000
+    async with gateway(server) as http:
+        for sent in (messages[:1], messages):
+            answer = await http.post("/v1/chat/completions", json={"messages": sent})
+            assert answer.json()["choices"][0]["message"]["content"] == "Paris"
+            assert json.loads(inputs_of(server.requests[-1])["messages"]) == sent
+        wrong = await http.post("/v1/chat/completions", json={"messages": messages, "temprature": 1})
+    assert beside == [False, True] and error_of(wrong)["code"] == "unknown_parameter"
+
+
+async def test_messages_of_any_depth_are_sent_or_refused(server: InferenceServer) -> None:
+    server.script = pieces("Paris", reason="stop")
+    statuses = []
+    async with gateway(server) as http:
+        for depth in range(10, 1200, 7):
+            content = b"[" * depth + b"]" * depth
+            body = b'{"messages": [{"role": "user", "content": ' + content + b"}]}"
+            answer = await http.post("/v1/chat/completions", content=body, headers=JSON)
+            statuses.append(answer.status_code)
+    assert statuses == sorted(statuses) and set(statuses) == {200, 400}
+
+
 async def test_a_key_opens_the_api_and_the_health_needs_none(server: InferenceServer) -> None:
     async with gateway(server, api_keys=("one", "two")) as http:
         for headers in ({}, {"Authorization": "Bearer on"}, {"Authorization": "Basic one"}, {"Authorization": "one"}):
@@ -193,12 +243,38 @@ async def test_the_health_is_the_engines(
         assert ((await http.get("/health")).status_code == 200) is healthy
 
 
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_any_number_who_want_the_health_at_once_share_an_answer(server: InferenceServer, healthy: bool) -> None:
+    server.script = aborts(INVALID, "max_tokens: must be at least 1") if healthy else aborts(UNAVAILABLE, "down")
+    async with gateway(server) as http:
+        answers = await asyncio.gather(*(http.get("/health") for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {200 if healthy else 503} and len(server.requests) <= 5
+
+
 async def test_metrics_that_nobody_tells_are_unavailable(server: InferenceServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with gateway(server, metrics_url=f"http://127.0.0.1:{port}/metrics") as http:
         answer = await http.get("/metrics")
     assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, 200) for host in ("localhost", "LOCALHOST:9000", "a.localhost:1", "127.0.0.1:9000", "10.0.0.5")),
+        *((host, 200) for host in ("[::1]:9000", "[::1]", "llm.example", "LLM.example.:443", "")),
+        *((host, 403) for host in ("evil.example", "evil.example:9000", "localhost.evil.example", "127.0.0.1.evil")),
+    ],
+)
+async def test_a_page_that_makes_its_own_name_lead_here_is_refused(
+    server: InferenceServer, host: str, status: int
+) -> None:
+    async with gateway(server, hosts=("llm.example",)) as http:
+        answer = await http.get("/v1/models", headers={"host": host})
+        assert answer.status_code == status and (status == 200 or error_of(answer)["code"] == "unknown_host")
+    async with gateway(server) as http:
+        assert (await http.get("/v1/models", headers={"host": host})).status_code == 200, "it is not looked at"
 
 
 async def test_pages_of_the_named_origins_may_ask(server: InferenceServer) -> None:
@@ -264,8 +340,8 @@ async def test_a_client_that_leaves_cancels_its_request(
         began.set()
 
     async with AsyncClient(server.url) as client:
-        app = build_app(GatewaySettings(), Backends(Backend(client)))
-        asking = asyncio.ensure_future(app(scope, receive, send))
+        asgi = build_app(GatewaySettings(), Backends(Backend(client)))
+        asking = asyncio.ensure_future(asgi(scope, receive, send))
         for _ in range(2):
             assert await asyncio.to_thread(came.acquire, timeout=PATIENCE_S)
         if stream and texts:

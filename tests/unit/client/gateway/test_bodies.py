@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from minisgl_backend.text.chat import MAX_MESSAGES_BYTES
 from minisgl_client.gateway.errors import ApiError
 from minisgl_client.gateway.fields import NO_EFFECT, REFUSED, Body, ChatBody, CompletionBody, read_body
 
@@ -32,6 +33,16 @@ def test_a_body_is_read_and_null_is_the_same_as_not_given() -> None:
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     error = refusal(raw)
     assert (error.status, error.code, error.param) == (400, "invalid_json", None)
+
+
+def test_messages_that_are_too_long_for_the_engine_are_refused_before_anybody_looks_at_them() -> None:
+    long = [1] * (MAX_MESSAGES_BYTES // 3)
+    error = refusal({"messages": [*long, 1]}, ChatBody)
+    assert (error.status, error.param) == (400, "messages")
+    assert str(error).startswith(f"messages: must hold at most {MAX_MESSAGES_BYTES} bytes, got ")
+    assert refusal({"messages": long, "user": "x" * 100}, ChatBody).param == "messages[0]", "now they are looked at"
+    for raw in (b"[" + b"1," * MAX_MESSAGES_BYTES + b"1]", b" " * (MAX_MESSAGES_BYTES + 1)):
+        assert refusal(raw, ChatBody).code == "invalid_json"
 
 
 def test_an_unknown_field_is_refused_with_the_nearest_known_one() -> None:

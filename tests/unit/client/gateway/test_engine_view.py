@@ -13,8 +13,9 @@ import pytest
 
 from fakes.gateway import error_of, gateway
 from fakes.inference_server import InferenceServer, aborts, inputs_of, pieces, response, says
-from minisgl_client.gateway.engine_view import EVERY_S, KEPT_S, EngineView
+from minisgl_client.gateway.engine_view import EVERY_S, EngineView
 from minisgl_client.gateway.errors import ApiError
+from minisgl_client.gateway.shared import KEPT_S
 
 SNAPSHOT = {"state": "ready", "running": []}
 
@@ -126,6 +127,12 @@ async def test_a_server_without_an_engine_is_told_as_any_error(server: Inference
     async with gateway(server) as http:
         server.script = pieces("a generation")
         assert (await http.get("/engine")).status_code == 500
+
+
+async def test_the_head_of_a_stream_that_has_no_end_is_refused(server: InferenceServer) -> None:
+    async with gateway(server) as http:
+        answer = await http.head("/engine/stream")
+    assert answer.status_code == 405 and answer.headers["allow"] == "GET" and not server.requests
 
 
 @pytest.mark.parametrize("path", ["/engine", "/engine/stream"])

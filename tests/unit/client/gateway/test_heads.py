@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from minisgl_client.gateway.heads import MAX_HEAD_BYTES, BoundedHeads
+from minisgl_client.gateway.heads import HEAD_S, MAX_CONNECTIONS, MAX_HEAD_BYTES, BoundedHeads
 
 PART = 16 << 10
 POST = b"POST / HTTP/1.1\r\nhost: a\r\n"
@@ -41,19 +42,46 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None: ...
 
 
+class Loop:
+    """The running one, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._timers: list[tuple[float, asyncio.TimerHandle]] = []
+        self.create_task = asyncio.get_running_loop().create_task
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(self.now_s + delay_s, call, (), asyncio.get_running_loop())
+        self._timers.append((self.now_s + delay_s, timer))
+        return timer
+
+    def passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        due = [timer for when_s, timer in self._timers if when_s <= self.now_s]
+        self._timers = [one for one in self._timers if one[0] > self.now_s]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+
+
 class Connection:
     """One, of a gateway whose application tells how large a body was."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: int = 0, *, reads: bool = True) -> None:
+        """others: connections that are there already. reads: the application asks for the body."""
+        self._reads = reads
         config = Config(self.app, http=BoundedHeads, interface="asgi3", lifespan="off", log_config=None)
         config.load()
         self.wire = Wire()
         self.state = ServerState()
-        self.protocol = BoundedHeads(config=config, server_state=self.state, app_state={})
+        self.state.connections = cast("set[Any]", set(range(others)))
+        self.loop = Loop()
+        clock = cast("asyncio.AbstractEventLoop", self.loop)
+        self.protocol = BoundedHeads(config=config, server_state=self.state, app_state={}, _loop=clock)
         self.protocol.connection_made(self.wire)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size, more = 0, True
+        size, more = 0, self._reads
         while more:
             message = await receive()
             size, more = size + len(message.get("body", b"")), message.get("more_body", False)
@@ -114,3 +142,57 @@ async def test_each_request_of_a_connection_has_a_head_of_its_own() -> None:
             connection.protocol.data_received(head[at : at + PART])
         await connection.answered()
     assert connection.wire.written.count(b"HTTP/1.1 200 ") == 4 and not connection.wire.closed
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"), [(b"", b""), (b"\r\n", b"\r\n"), (POST, b"x: 1\r\n"), (b"GET /", b"a")],
+    ids=["nothing", "empty lines", "any number of headers", "a URL"],
+)  # fmt: skip
+async def test_a_head_that_is_not_whole_in_time_is_refused_however_often_something_comes(
+    begun: bytes, more: bytes
+) -> None:
+    connection = Connection()
+    for sent in (begun, more, more, more):
+        if sent:
+            connection.protocol.data_received(sent)
+        assert not connection.wire.closed
+        connection.loop.passes(HEAD_S / 4)
+    assert connection.wire.closed and connection.wire.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert b'"code":"too_slow"' in connection.wire.written and not connection.state.tasks
+
+
+async def test_an_answer_may_take_longer_than_a_head_and_the_next_head_has_its_own_time() -> None:
+    connection = Connection()
+    for answers in (1, 2):
+        connection.protocol.data_received(POST + b"content-length: 1\r\n")
+        connection.loop.passes(HEAD_S * 0.9)
+        connection.protocol.data_received(b"\r\n")
+        connection.loop.passes(HEAD_S * 9)
+        connection.protocol.data_received(b"a")
+        assert (await connection.answered()).count(b"HTTP/1.1 200 ") == answers and not connection.wire.closed
+
+
+async def test_a_body_that_nobody_reads_does_not_hold_its_connection() -> None:
+    connection = Connection(reads=False)
+    connection.protocol.data_received(POST + b"content-length: 1000\r\n\r\n")
+    await connection.answered()
+    for _ in range(4):
+        connection.protocol.data_received(b"a")
+        assert not connection.wire.closed
+        connection.loop.passes(HEAD_S / 4)
+    assert connection.wire.closed
+
+
+async def test_a_connection_that_ends_leaves_no_timer() -> None:
+    connection = Connection()
+    connection.protocol.connection_lost(None)
+    connection.loop.passes(HEAD_S)
+    assert not connection.wire.written
+
+
+async def test_connections_are_of_a_bounded_number() -> None:
+    assert not Connection(MAX_CONNECTIONS - 1).wire.closed
+    connection = Connection(MAX_CONNECTIONS)
+    connection.protocol.data_received(POST + b"\r\n")
+    assert connection.wire.closed and connection.wire.written.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert not connection.state.tasks

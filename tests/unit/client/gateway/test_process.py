@@ -38,6 +38,14 @@ def test_whoever_reads_its_address_can_connect(address: str) -> None:
     connection.close()
 
 
+def test_it_answers_to_nobody_elses_name_where_it_has_no_keys(address: str) -> None:
+    for host, status in (("localhost", 200), (address, 200), ("evil.example", 403)):
+        connection = HTTPConnection(address, timeout=PATIENCE_S)
+        connection.request("GET", "/v1/models", headers={"Host": host})
+        assert connection.getresponse().status == status, host
+        connection.close()
+
+
 def test_a_head_without_an_end_does_not_fill_its_memory(address: str) -> None:
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
