@@ -45,21 +45,47 @@ class Recorder(Protocol):
 
 
 def graph_sizes(max_running: int) -> tuple[int, ...]:
-    """Each number of rows up to 16, then every fourth up to 64, every sixteenth, and the most there can be.
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 … and the most rows there can be.
 
-    A row too many costs time on a CPU, a recording too many only some memory.
+    A row too many costs little: weights are read once, and it attends to one token. Each recording keeps its own logits
+    and work memory, all together not five times as much as that of max_running.
     """
-    sizes = [*range(1, 17), *range(20, 65, 4), *range(80, max_running, 16)]
-    return (*(size for size in sizes if size < max_running), max_running)
+    sizes = {1, max_running}
+    size = 2
+    while size < max_running:
+        sizes |= {size, min(size + size // 2, max_running)}
+        size *= 2
+    return tuple(sorted(sizes))
 
 
 @dataclass(frozen=True, slots=True)
-class _StaticStep:
-    """What a recording of one size reads, all int64, and what it writes."""
+class _Inputs:
+    """What recordings read, all int64."""
 
     tokens: Tensor  # [rows]
     positions: Tensor  # [rows]
     tables: Tensor  # [rows, pages of a whole context]
+
+    def fill(self, tokens: Tensor, positions: Tensor, page_tables: Tensor, scratch_page: int) -> None:
+        """Rows beyond those given compute token 0 at position 0 of the scratch page, all alike."""
+        rows, pages = page_tables.shape
+        self.tokens[:rows] = tokens
+        self.tokens[rows:] = 0
+        self.positions[:rows] = positions
+        self.positions[rows:] = 0
+        self.tables[:rows, :pages] = page_tables
+        self.tables[rows:, 0] = scratch_page
+
+    def first(self, rows: int) -> _Inputs:
+        """Of the first rows: views."""
+        return _Inputs(self.tokens[:rows], self.positions[:rows], self.tables[:rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recording of one size."""
+
+    inputs: _Inputs  # views of those that all sizes share
     graph: Graph
     logits: Tensor  # [rows, vocab], in the model's dtype
 
@@ -76,6 +102,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         table_pages: int,
         scratch_page: int,
+        device: torch.device,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """sizes: ascending, the last one the most rows of a step. table_pages: of a whole context.
@@ -86,11 +113,14 @@ class DecodeGraphs:
         self._attention = attention
         self._record = record
         self._sizes = tuple(sizes)
-        self._table_pages = table_pages
         self._scratch_page = scratch_page
+        most = self._sizes[-1]
+        tokens, positions = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
+        tables = torch.full((most, table_pages), scratch_page, dtype=torch.int64, device=device)
+        self._inputs = _Inputs(tokens, positions, tables)
         self._tell = tell
         self._recordable = True
-        self._steps: dict[int, _StaticStep] = {}
+        self._steps: dict[int, _Recorded] = {}
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -108,12 +138,13 @@ class DecodeGraphs:
         rows = len(tokens)
         size = self._sizes[bisect_left(self._sizes, rows)]
         step = self._steps.get(size)
+        inputs = self._inputs.first(size) if step is None else step.inputs
+        inputs.fill(tokens, positions, page_tables, self._scratch_page)
         if step is not None:
-            self._fill(step.tokens, step.positions, step.tables, (tokens, positions, page_tables))
             step.graph.replay()
             return step.logits[:rows]
         try:
-            step = self._steps[size] = self._first(size, tokens, positions, page_tables)
+            step = self._steps[size] = self._record_step(size, inputs)
         except NotRecordable as error:
             self._recordable = False
             self._tell(f"decode steps run without a recording: {error}")
@@ -126,24 +157,9 @@ class DecodeGraphs:
             step.graph.close()
         self._steps.clear()
 
-    def _first(self, size: int, *given: Tensor) -> _StaticStep:
-        """Runs a step while it is recorded."""
-        device = given[0].device
-        tokens, positions = (torch.empty(size, dtype=torch.int64, device=device) for _ in range(2))
-        tables = torch.full((size, self._table_pages), self._scratch_page, dtype=torch.int64, device=device)
-        self._fill(tokens, positions, tables, given)
-        every_row = torch.arange(size, device=device)
-        begin = self._attention.decode_step(positions, tables)
-        graph, logits = self._record(lambda: self._model.forward(tokens, positions, begin(), every_row))
-        return _StaticStep(tokens, positions, tables, graph, logits)
-
-    def _fill(self, tokens: Tensor, positions: Tensor, tables: Tensor, given: Sequence[Tensor]) -> None:
-        """Rows beyond those given compute token 0 at position 0 of the scratch page, all alike."""
-        given_tokens, given_positions, given_tables = given
-        rows, pages = given_tables.shape
-        tokens[:rows] = given_tokens
-        tokens[rows:] = 0
-        positions[:rows] = given_positions
-        positions[rows:] = 0
-        tables[:rows, :pages] = given_tables
-        tables[rows:] = self._scratch_page
+    def _record_step(self, size: int, inputs: _Inputs) -> _Recorded:
+        """Runs a step over the inputs while it is recorded."""
+        every_row = torch.arange(size, device=inputs.tokens.device)
+        begin = self._attention.decode_step(inputs.positions, inputs.tables)
+        graph, logits = self._record(lambda: self._model.forward(inputs.tokens, inputs.positions, begin(), every_row))
+        return _Recorded(inputs, graph, logits)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
@@ -74,6 +76,7 @@ class KernelChoice:
             sizes=graph_sizes(max_running),
             table_pages=table_pages,
             scratch_page=scratch_page,
+            device=torch.device("cpu"),
             tell=self.progress,
         )
 
