@@ -434,6 +434,6 @@ def test_an_engine_that_dies_is_told_to_who_waits_to_who_asks_and_to_the_health(
                 with pytest.raises(openai.InternalServerError) as caught:
                     client.completions.create(model=MODEL, prompt=PROMPT)
                 assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
-                assert health() == 503
+                eventually(lambda: health() == 503, PATIENCE_S, lambda: "the gateway takes the dead for healthy")
             eventually(lambda: health() == 200, PATIENCE_S, lambda: "the engine did not come back")
             assert client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=2).choices[0].finish_reason
