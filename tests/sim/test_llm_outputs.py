@@ -45,10 +45,12 @@ def llm(model: Path) -> Iterator[LLM]:
 
 
 def test_every_input_of_a_request_has_a_way_through_an_llm() -> None:
-    """The prompt's three kinds are one argument; the deadline and logprobs' sum are asked for by the parameters."""
+    """The prompt's three kinds are one argument; the deadline and logprobs' sum are asked for by the parameters. An
+    operation is no generation.
+    """
     by_prompt = {"text_input", "input_ids", "messages"}
     by_parameters = {"parameters", "exclude_input_in_output", "timeout_us", "return_cumulative_logprob"}
-    left = {*Request.__struct_fields__} - {"id", "stream"} - by_prompt - by_parameters
+    left = {*Request.__struct_fields__} - {"id", "stream", "operation"} - by_prompt - by_parameters
     assert left == {"tools", "parse_output"} <= signature(LLM.generate).parameters.keys()
     assert left <= signature(LLM.stream).parameters.keys()
 
