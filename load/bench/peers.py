@@ -116,6 +116,7 @@ def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
     add("--cases", nargs="+", default=list(DEFAULT), metavar="INPUT/OUTPUT@STREAMS,…")
     add("--repeats", type=int, default=3)
     add("--model", default="smollm2")
+    add("--threads", type=int, default=0, help="of our worker; 0: its default. The others take every core")
     add("--kv-bytes", type=int, default=2 << 30, help="of each engine's KV cache")
     add("--least-agreement", type=float, default=0.75, help="share of next tokens that must be ours")
     add("--start-s", type=float, default=300.0, help="patience with a start")
