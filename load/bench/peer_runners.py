@@ -36,7 +36,12 @@ def runner(name: str, arguments: argparse.Namespace, streams: int, context: int)
     kind, dtype = name.split(":")
     model, kv_bytes = arguments.model, str(arguments.kv_bytes)
     if kind in OURS:
-        settings = {"dtype": dtype, "kv_bytes": arguments.kv_bytes, "max_running": streams, "threads": arguments.threads}
+        settings = {
+            "dtype": dtype,
+            "kv_bytes": arguments.kv_bytes,
+            "max_running": streams,
+            "threads": arguments.threads,
+        }
         return ours(name, kind, model, settings)
     environment = Environment.of(kind)
     match kind:
