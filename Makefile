@@ -68,7 +68,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 check: lint $(KERNELS)
-	$(BIN)/pytest tests/unit -m "not slow and not gpu and not e2e" $(ARGS)
+	$(BIN)/pytest tests/unit -n 2 --dist loadfile -m "not slow and not gpu and not e2e" $(ARGS)
 
 # One run of pytest holds the unit tests and all others, so its closing line counts everything. Two files at a time:
 # tests of servers wait most of their time. `ARGS='-n 0'` runs one after the other.
