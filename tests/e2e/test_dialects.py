@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +24,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from fakes.clients import is_final, results_of
 from load.serving import PATIENCE_S, Server, engine_processes, eventually, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,28 +228,6 @@ def trt_inputs(client: ModuleType, prompt: str = PROMPT, max_tokens: int = 6, **
     return tensors(client, arrays)
 
 
-@contextmanager
-def stream_of(client: Any) -> Iterator[Callable[[], Any]]:
-    """A gRPC stream; a function that waits for its next result, and raises its next error."""
-    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    client.start_stream(callback=lambda result, error: came.put((result, error)))
-
-    def result() -> Any:
-        result, error = came.get(timeout=PATIENCE_S)
-        if error is not None:
-            raise error
-        return result
-
-    try:
-        yield result
-    finally:
-        client.stop_stream()
-
-
-def is_final(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
-
-
 def answer_of(server: Server) -> str:
     """The greedy answer of `minisgl`, which every dialect must give."""
     body = {"text_input": PROMPT, "exclude_input_in_output": True, **GREEDY}
@@ -271,7 +248,7 @@ def test_clients_of_tensorrt_llm_get_the_answer_of_minisgl_unchanged(real: Serve
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: ")]
     assert len(events) > 1 and "".join(event["text_output"] for event in events) == expected
 
-    with tritonclient.grpc.InferenceServerClient(real.grpc) as client, stream_of(client) as result:
+    with tritonclient.grpc.InferenceServerClient(real.grpc) as client, results_of(client) as result:
         client.async_stream_infer("ensemble", trt_inputs(tritonclient.grpc), request_id="1")
         results = [result()]
         while not is_final(results[-1]):
@@ -315,7 +292,7 @@ def test_refusals_and_deadlines_reach_a_client_of_tensorrt_llm_by_its_own_names(
 
 
 def test_a_batch_of_prompts_is_refused_by_triton(fake: Server) -> None:
-    with tritonclient.grpc.InferenceServerClient(fake.grpc) as client, stream_of(client) as result:
+    with tritonclient.grpc.InferenceServerClient(fake.grpc) as client, results_of(client) as result:
         two = {"text_input": text("a", "b").reshape(2, 1), "max_tokens": np.array([[1], [2]], dtype=np.int32)}
         client.async_stream_infer("ensemble", tensors(tritonclient.grpc, two))
         with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
@@ -324,7 +301,7 @@ def test_a_batch_of_prompts_is_refused_by_triton(fake: Server) -> None:
 
 def test_a_client_of_tensorrt_llm_that_leaves_frees_its_request(fake: Server) -> None:
     with tritonclient.grpc.InferenceServerClient(fake.grpc) as client:
-        with stream_of(client) as result:
+        with results_of(client) as result:
             client.async_stream_infer("ensemble", trt_inputs(tritonclient.grpc, **LONG))
             result()
             client.stop_stream(cancel_requests=True)

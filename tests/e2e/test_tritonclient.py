@@ -21,9 +21,9 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor, shared_memory
 
-from load.serving import Server, eventually
+from fakes.clients import is_final, results_of
+from load.serving import PATIENCE_S, Server, eventually
 
-PATIENCE_S = 60.0
 ONCE, STREAMING = "minisgl_unary", "minisgl"
 PROMPT = "The capital of France is"
 GREEDY = json.dumps({"max_tokens": 5, "temperature": 0})
@@ -76,28 +76,6 @@ def by_http(server: Server) -> Iterator[Any]:
 def by_grpc(server: Server) -> Iterator[Any]:
     with grpc.InferenceServerClient(server.grpc) as client:
         yield client
-
-
-@contextmanager
-def results_of(client: Any) -> Iterator[Any]:
-    """Of a synchronous stream; a function that waits for the next result, and raises the next error."""
-    came: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    client.start_stream(callback=lambda result, error: came.put((result, error)))
-
-    def result() -> Any:
-        result, error = came.get(timeout=PATIENCE_S)
-        if error is not None:
-            raise error
-        return result
-
-    try:
-        yield result
-    finally:
-        client.stop_stream()
-
-
-def is_final(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
 
 
 def test_http_sends_bytes_and_json_and_compressed_bodies(by_http: Any, expected: str) -> None:

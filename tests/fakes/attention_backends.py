@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +51,19 @@ def native_library(level: str = "") -> Library:
     if library is None:
         pytest.skip("no compiler here, or a processor that our kernels do not know")
     return library
+
+
+def printed_by(script: str) -> str:
+    """What a process of its own prints that runs the script beside the native library, which is built before it."""
+    native_library()  # or the test is skipped
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.attention_backends import native_library
+from fakes.attention_backends import native_library, printed_by
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kernels.native import build as building
 from minisgl_backend.kernels.native import levels
@@ -229,7 +228,6 @@ def test_the_level_is_the_best_one_or_the_one_that_is_named(monkeypatch: pytest.
 @pytest.mark.slow
 def test_the_process_has_one_openmp_runtime() -> None:
     """Two would each bring as many threads as there are cores."""
-    native_library()  # is built, or the test is skipped
     script = (
         "import torch\n"
         "from fakes.attention_backends import native_library\n"
@@ -239,16 +237,7 @@ def test_the_process_has_one_openmp_runtime() -> None:
         "maps = [line.split()[-1] for line in open('/proc/self/maps') if '.so' in line]\n"
         "print(len({name for name in maps if any(omp in name for omp in ('libgomp', 'libiomp', 'libomp'))}))\n"
     )
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.stdout.strip() == "1", done.stderr
+    assert printed_by(script) == "1"
 
 
 def test_a_process_keeps_the_library_that_it_has_loaded_of_a_level() -> None:
