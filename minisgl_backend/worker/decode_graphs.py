@@ -2,8 +2,8 @@
 
 Where it stands in the flow: the runner asks for the logits of a step that has decode rows alone. Steps are recorded for
 certain numbers of rows, the sizes, when each first comes; a step in between is run as one of the next size, whose
-other rows are the scratch page's. What a recording reads, it reads from the tensors of its size, which are written for
-each step. The contract is that of CUDA graphs, so who records may as well be a GPU.
+other rows are the scratch page's. All recordings read the first rows of the same tensors, which are written for each
+step. The contract is that of CUDA graphs, so who records may as well be a GPU.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class _Inputs:
 class _Recorded:
     """A recording of one size."""
 
-    inputs: _Inputs  # views of those that all sizes share
     graph: Graph
     logits: Tensor  # [rows, vocab], in the model's dtype
 
@@ -137,9 +136,9 @@ class DecodeGraphs:
             return None
         rows = len(tokens)
         size = self._sizes[bisect_left(self._sizes, rows)]
-        step = self._steps.get(size)
-        inputs = self._inputs.first(size) if step is None else step.inputs
+        inputs = self._inputs.first(size)
         inputs.fill(tokens, positions, page_tables, self._scratch_page)
+        step = self._steps.get(size)
         if step is not None:
             step.graph.replay()
             return step.logits[:rows]
@@ -162,4 +161,4 @@ class DecodeGraphs:
         every_row = torch.arange(size, device=inputs.tokens.device)
         begin = self._attention.decode_step(inputs.positions, inputs.tables)
         graph, logits = self._record(lambda: self._model.forward(inputs.tokens, inputs.positions, begin(), every_row))
-        return _Recorded(inputs, graph, logits)
+        return _Recorded(graph, logits)

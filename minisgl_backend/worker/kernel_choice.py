@@ -54,13 +54,15 @@ class KernelChoice:
         """Raises ConfigError: the backend that was asked for can not serve this model here."""
         if self.config.attention == "torch":
             return TorchAttention(pool, variants)
-        obstacle = native_obstacle(pool) if self.library is not None else "there are no kernels of our own here"
-        if self.library is not None and not obstacle:
+        if self.library is None:
+            obstacle = "there are no kernels of our own here"
+        elif obstacle := native_obstacle(pool):
+            if self.config.attention == "auto":
+                self.progress(f"attention by torch: native kernels do not serve this model, {obstacle}")
+        else:
             return NativeAttention(pool, variants, self.library)
         if self.config.attention == "native":
             raise ConfigError(f"setting 'attention' is native, but {obstacle}")
-        if self.library is not None:
-            self.progress(f"attention by torch: native kernels do not serve this model, {obstacle}")
         return TorchAttention(pool, variants)
 
     def graphs(
@@ -83,14 +85,11 @@ class KernelChoice:
 
 def choose_kernels(config: EngineConfig, device: Device, progress: Progress) -> KernelChoice:
     """Builds and loads the native library where it is wanted. Raises ConfigError."""
-    if device.torch_device.type != "cpu":
-        if config.kernels == "native":
-            raise ConfigError(f"setting 'kernels' is native, which are for a CPU, but the device is {device.name}")
-        return KernelChoice(config, None, progress)
-    if config.kernels == "torch":
-        return KernelChoice(config, None, progress)
-    library = _library(config, progress)
-    return KernelChoice(config, library, progress)
+    on_cpu = device.torch_device.type == "cpu"
+    if config.kernels == "native" and not on_cpu:
+        raise ConfigError(f"setting 'kernels' is native, which are for a CPU, but the device is {device.name}")
+    wanted = on_cpu and config.kernels != "torch"
+    return KernelChoice(config, _library(config, progress) if wanted else None, progress)
 
 
 def _library(config: EngineConfig, progress: Progress) -> Library | None:

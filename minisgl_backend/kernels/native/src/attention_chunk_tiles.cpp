@@ -122,6 +122,18 @@ class Tile {
     return any_broken;
   }
 
+  // Tiles 0 to 3, two above two, gain two tiles of rows times two of columns.
+  static void add_products(const uint16_t* rows, int64_t row_values, const uint32_t* columns, int64_t column_pairs) {
+    _tile_loadd(4, rows, row_values * 2);
+    _tile_loadd(6, columns, column_pairs * 4);
+    _tile_loadd(7, columns + kSide, column_pairs * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, rows + kSide * row_values, row_values * 2);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+
   void score(int64_t column, int64_t keys) {
     stores_are_done();
     for (int64_t key = 0; key < keys; key += 2 * kSide) {
@@ -130,15 +142,7 @@ class Tile {
       _tile_zero(2);
       _tile_zero(3);
       for (int64_t d = 0; d < deep_; d += kDeep) {
-        const uint32_t* q = q_ + d / 2 * columns_ + column;
-        _tile_loadd(4, keys_ + key * deep_ + d, deep_ * 2);
-        _tile_loadd(6, q, columns_ * 4);
-        _tile_loadd(7, q + kSide, columns_ * 4);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, keys_ + (key + kSide) * deep_ + d, deep_ * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        add_products(keys_ + key * deep_ + d, deep_, q_ + d / 2 * columns_ + column, columns_);
       }
       float* to = scores_ + key * kColumns;
       _tile_stored(0, to, kColumns * 4);
@@ -174,15 +178,7 @@ class Tile {
       _tile_loadd(2, lower, stride);
       _tile_loadd(3, lower + kSide, stride);
       for (int64_t key = 0; key < keys; key += kDeep) {
-        const uint32_t* weights = weights_ + key / 2 * kColumns;
-        _tile_loadd(4, values_ + d * kBlock + key, kBlock * 2);
-        _tile_loadd(6, weights, kColumns * 4);
-        _tile_loadd(7, weights + kSide, kColumns * 4);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, values_ + (d + kSide) * kBlock + key, kBlock * 2);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        add_products(values_ + d * kBlock + key, kBlock, weights_ + key / 2 * kColumns, kColumns);
       }
       _tile_stored(0, upper, stride);
       _tile_stored(1, upper + kSide, stride);

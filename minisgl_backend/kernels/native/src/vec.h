@@ -10,7 +10,6 @@
 #include <limits>
 
 namespace minisgl {
-inline namespace pointwise {  // names apart from those of other headers of registers
 
 struct bf16 {
   uint16_t bits;
@@ -177,5 +176,4 @@ inline Vec tanh(Vec x) {
   return if_less(absolute(x), vec(1.0f), small, large);
 }
 
-}  // namespace pointwise
 }  // namespace minisgl
