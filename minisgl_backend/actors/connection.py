@@ -3,13 +3,16 @@
     holder or inspector ── ToHost ──DEALER──►  door of the host
     holder or inspector ◄── ToHolder ────────
 
-The kernel tells of the host's end (a pidfd), whatever its cause.
+The kernel tells of the host's end (a pidfd), whatever its cause. Who holds a lease kills a host that was stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,12 +20,14 @@ import zmq
 
 from minisgl_backend.actors.launch import Place, find
 from minisgl_backend.actors.loop_socket import LoopSocket
+from minisgl_backend.actors.stopped import PATIENCE_S, until_stopped
 from minisgl_backend.actors.wire import endpoint
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.client import PROTOCOL, Health, Hello, Inspect, Retire, Stats, ToHolder, ToHost, Welcome
 from minisgl_backend.messages.codec import Decoder, encode
 
 _WELCOME_S = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -36,6 +41,7 @@ class Connection:
         self._lease = lease
         self._died = False
         self._pidfd: int | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -47,11 +53,15 @@ class Connection:
         except OSError:
             self._close(0)
             raise
+        if self._lease and self._pidfd is not None:
+            self._watching = loop.create_task(self._watch_stopped(self._pidfd))
         self._socket.raw.connect(endpoint(self._place.run_dir / "door"))
         self.put(Hello(PROTOCOL, os.getpid(), self._lease))
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -69,6 +79,12 @@ class Connection:
         self._socket.wake()
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
+
+    async def _watch_stopped(self, pidfd: int) -> None:
+        await until_stopped(self._place.pid)
+        _log.error("the engine host (pid %d) was stopped by a signal for %g s: killed", self._place.pid, PATIENCE_S)
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     async def messages(self) -> AsyncIterator[ToHolder]:
         """ToHolder messages until the host's process ends. Raises StartError when it never says Welcome."""

@@ -161,14 +161,20 @@ def test_a_cpu_that_is_not_there_is_refused_at_the_start_by_the_name_of_the_sett
     assert caught.value.exit_code == ConfigError.exit_code
 
 
-@BOTH_DEPTHS
+@pytest.mark.parametrize(
+    ("overlap", "number"),
+    [(False, signal.SIGKILL), (True, signal.SIGKILL), (True, signal.SIGSTOP)],
+    ids=["killed at depth 0", "killed", "stopped"],
+)
 @pytest.mark.parametrize("role", ["scheduler", "worker-0"])
-def test_a_killed_part_is_answered_within_two_seconds_and_comes_back(slow: EngineConfig, role: str) -> None:
+def test_a_part_that_is_killed_or_stopped_is_answered_within_two_seconds_and_comes_back(
+    slow: EngineConfig, role: str, number: signal.Signals
+) -> None:
     """Two, where there is time; in any case long before the answers would have ended."""
     client = Client(slow)
     ids = {client.submit("the cat", max_tokens=LONG) for _ in range(10)}
     client.outputs.get(timeout=PATIENCE_S)
-    os.kill(_pid(_stats(slow), role), signal.SIGKILL)
+    os.kill(_pid(_stats(slow), role), number)
     killed = time.monotonic()
     ends = [client.terminal() for _ in ids]
     assert time.monotonic() - killed < 10.0
@@ -195,14 +201,17 @@ def test_a_host_tells_the_view_of_an_engine_that_died(slow: EngineConfig) -> Non
     client.link.close()
 
 
-def test_a_killed_host_is_answered_at_once_and_started_again(slow: EngineConfig) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_host_that_is_killed_or_stopped_is_answered_at_once_and_started_again(
+    slow: EngineConfig, number: signal.Signals
+) -> None:
     client = Client(slow)
     client.submit("the cat", max_tokens=LONG)
     client.outputs.get(timeout=PATIENCE_S)
     place = find(engine_dir(absolute(slow)))
     assert place is not None
     children = psutil.Process(place.pid).children()
-    os.kill(place.pid, signal.SIGKILL)
+    os.kill(place.pid, number)
     end = client.terminal()
     assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
     client.until(EngineState.RESTARTING)

@@ -4,7 +4,8 @@
     2. each child binds its own socket, loads what it needs, warms up, says Ready
     3. when all are Ready the host says Begin to the scheduler, the first to send: nobody sends to anybody before
 
-A child dies with its host (parent-death signal); the host notices a child's death at once.
+A child dies with its host (parent-death signal); the host notices a child's death at once, and kills one that was
+stopped.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import zmq.asyncio
 
 from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.mailbox import Undeliverable
+from minisgl_backend.actors.stopped import PATIENCE_S, until_stopped
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement
@@ -103,6 +105,7 @@ class _Members:
             )  # fmt: skip
             self._processes[role] = process
             tasks.create_task(self._watch(role, process))
+            tasks.create_task(self._watch_stopped(role, process))
             self._outlets[role] = WireOutlet(self._context, self._home / role, CAPACITY)
         num_pages = await self._all_ready(say)
         self._outlets["scheduler"].put(Begin(num_pages, context_tokens))
@@ -145,6 +148,11 @@ class _Members:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.5)
         raise GroupDied(role, f"killed by signal {-code}" if code < 0 else f"exited with code {code}")
+
+    async def _watch_stopped(self, role: str, process: Process) -> None:
+        await until_stopped(process.pid)
+        process.kill()
+        raise GroupDied(role, f"was stopped by a signal for {PATIENCE_S:g} s, and killed")
 
     async def stop(self) -> None:
         """Halts what still runs, kills what does not halt in time, and reaps all."""
