@@ -63,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
+    step_limit_s: float = 300.0  # a step that takes longer hangs: the engine is started again; 0: it may take any time
     step_trace: str = ""  # file for a timeline of the steps, overwritten; empty: none
     fake_step_ms: float = 0.0  # device "fake" only: time a step takes
 
@@ -79,6 +80,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
     "lease_s": (0.0, 86400.0),
     "max_restarts": (0, 1_000_000),
+    "step_limit_s": (0.0, 86400.0),
     "fake_step_ms": (0.0, 60_000.0),
 }
 

@@ -6,6 +6,7 @@ Started only by actors/executors/process.py, whose handshake it answers. Prints 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
@@ -22,7 +23,9 @@ from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
 from minisgl_backend.actors.parent_death import die_with
 from minisgl_backend.actors.rundir import memory_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
+from minisgl_backend.actors.stacks import tell_stacks_on_signal
 from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRACK, StepTrace
+from minisgl_backend.actors.watchdog import Watchdog
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
 from minisgl_backend.errors import StartError
@@ -47,9 +50,10 @@ async def run_scheduler(home: Path, settings: GroupSettings, context: zmq.asynci
         WireOutlet(context, home / f"worker-{rank}", CAPACITY) for rank in range(len(settings.placement.workers))
     ]
     trace = StepTrace(_trace_file(settings), "scheduler", SCHEDULER_TRACK)
+    watchdog = Watchdog(settings.config.step_limit_s, host.put)
     gc.freeze()
     try:
-        await SchedulerActor(scheduler, inbox, host, workers, trace).run()
+        await SchedulerActor(scheduler, inbox, host, workers, trace, watchdog).run()
     finally:
         trace.close()
 
@@ -121,6 +125,8 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the host's to answer
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()  # of a crash in native code the log tells where it was
+    tell_stacks_on_signal(home, role)
     sys.exit(asyncio.run(_main(role, home)))
 
 

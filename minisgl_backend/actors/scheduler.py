@@ -19,6 +19,7 @@ from collections.abc import Sequence as Seq
 
 from minisgl_backend.actors.mailbox import Inbox, Outlet
 from minisgl_backend.actors.step_trace import NO_TRACE, StepTrace
+from minisgl_backend.actors.watchdog import Watchdog
 from minisgl_backend.messages.control import Begin, Halt
 from minisgl_backend.messages.engine import Abort, Look, Probe, Progress, Samples, SchedulerToText, Sequence
 from minisgl_backend.messages.plan import BatchPlan, StepResult
@@ -40,16 +41,26 @@ class SchedulerActor:
         to_text: Outlet[SchedulerToText],
         to_workers: Seq[Outlet[BatchPlan]],
         trace: StepTrace = NO_TRACE,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        """watchdog: of steps that are not answered; None: nobody watches."""
         self._scheduler = scheduler
         self._inbox = inbox
         self._to_text = to_text
         self._to_workers = to_workers
         self._trace = trace
+        self._watchdog = watchdog or Watchdog(0.0, lambda late: None)
         self._reports: list[SchedulerToText] = []
 
     async def run(self) -> None:
         """Until Halt."""
+        self._watchdog.start()
+        try:
+            await self._live()
+        finally:
+            self._watchdog.close()
+
+    async def _live(self) -> None:
         while True:
             message: ToScheduler | None = await self._inbox.receive()
             while message is not None:
@@ -72,6 +83,7 @@ class SchedulerActor:
                 return
             for worker in self._to_workers:
                 await worker.send(plan)
+            self._watchdog.handed_out(plan)
             self._trace.span("plan", now, time.monotonic(), step=plan.step, rows=len(plan.row_slots))
 
     async def _send_reports(self) -> None:
@@ -85,6 +97,7 @@ class SchedulerActor:
 
     def _take(self, message: ToScheduler) -> None:
         if isinstance(message, StepResult):
+            self._watchdog.answered(message.step)
             if message.failed:
                 _log.error("step %d failed: %s", message.step, message.failed)
             now = time.monotonic()

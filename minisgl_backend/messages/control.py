@@ -2,6 +2,7 @@
 
 child ── Ready ──►  host          when its inbox is bound and (worker) its model is loaded and warmed up
 scheduler ◄── Begin ──  host      when every child is Ready: only now may the scheduler plan
+scheduler ── Late ──►  host       a step takes too long: the host writes down what it can see, and ends the group
 child ── Broken ─►  host          an uncaught error; the process then exits
 child ◄── Halt ───  host          end of the group
 """
@@ -44,9 +45,17 @@ class Broken(msgspec.Struct, frozen=True, array_like=True, tag="broken"):
     exit_code: int  # of the StartError when fatal, else 1
 
 
+class Late(msgspec.Struct, frozen=True, array_like=True, tag="late"):
+    """The workers owe the result of a step for longer than they may."""
+
+    step: int
+    waited_s: float
+    plans: tuple[str, ...]  # the last ones, a line each: rows and lengths, never a token
+
+
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
     """Stop after the present step."""
 
 
 ToChild = Begin | Halt
-FromChild = Loading | Ready | Broken
+FromChild = Loading | Ready | Late | Broken

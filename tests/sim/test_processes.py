@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -185,6 +186,24 @@ def test_a_part_that_is_killed_or_stopped_is_answered_within_two_seconds_and_com
     client.submit("the cat")
     assert isinstance(client.terminal(), Finished)
     assert _stats(slow).restarts == 1
+    client.link.close()
+
+
+def test_a_step_that_hangs_is_answered_written_down_and_the_engine_starts_again(config: EngineConfig) -> None:
+    client = Client(structs.replace(config, fake_step_ms=60_000.0, step_limit_s=0.5))
+    before = _stats(client.config)
+    client.submit("the cat and the hat")
+    end = client.terminal()
+    assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
+    client.until(EngineState.RESTARTING)
+    client.until(EngineState.READY)
+    assert not {pid for _, pid in before.pids} & {pid for _, pid in _stats(client.config).pids}
+    report = (engine_dir(absolute(client.config)) / "hang-g1.txt").read_text()
+    assert "step 1 has taken" in report and "'step_limit_s'" in report
+    assert re.search(r"step 1: 1 rows .* 0:0\+\d+s; 1 pages granted; admitted", report)
+    assert re.search(r"── worker-0 .*\n(.*\n)*.*worker/fake.py.* in run", report), "where the worker hangs"
+    assert "── scheduler" in report and "it did not answer" not in report
+    assert "the cat" not in report
     client.link.close()
 
 

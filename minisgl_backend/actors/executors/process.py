@@ -4,8 +4,8 @@
     2. each child binds its own socket, loads what it needs, warms up, says Ready
     3. when all are Ready the host says Begin to the scheduler, the first to send: nobody sends to anybody before
 
-A child dies with its host (parent-death signal); the host notices a child's death at once, and kills one that was
-stopped.
+A child dies with its host (parent-death signal); the host notices a child's death at once, kills one that was stopped,
+and ends the group when a step is late or the scheduler does not answer.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ import zmq.asyncio
 
 from minisgl_backend.actors.executors.group import Deliver, Group, GroupDied, Say, first_death
 from minisgl_backend.actors.mailbox import Undeliverable
+from minisgl_backend.actors.stacks import write_report
 from minisgl_backend.actors.stopped import PATIENCE_S, until_stopped
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement
-from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
-from minisgl_backend.messages.engine import SchedulerToText, TextToScheduler
+from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Late, Loading, Ready
+from minisgl_backend.messages.engine import Probe, SchedulerToText, TextToScheduler
 
 CAPACITY = 65_536
 """Bound of every mailbox between processes, in messages. The queue limit keeps real numbers far below."""
 
 _HALT_PATIENCE_S = 2.0
+_ASK_EVERY_S = 5.0
+_SILENT_LOOKS = 6
+"""A scheduler that says nothing is asked for its gauges; silent for so many looks, it hangs. It never computes for
+longer than milliseconds, whatever the workers do.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +76,7 @@ class ProcessExecutor:
             async with asyncio.TaskGroup() as tasks:
                 group = await members.start(tasks, say, self._context_tokens)
                 tasks.create_task(members.forward(deliver, say))
+                tasks.create_task(members.watch_scheduler())
                 yield group
         except BaseExceptionGroup as errors:
             raise first_death(errors) or errors from None
@@ -90,6 +97,7 @@ class _Members:
         self._roles = ("scheduler", *self._workers)
         self._processes: dict[str, Process] = {}
         self._broken = asyncio.Event()
+        self._heard = False  # anything since the last look
         self._inbox: WireInbox[SchedulerToText | FromChild] = WireInbox(
             context, home / "host", SchedulerToText | FromChild, CAPACITY
         )
@@ -130,10 +138,39 @@ class _Members:
         """Hands the scheduler's messages on, and ends the group when a child says it is broken."""
         while True:
             message = await self._inbox.receive()
-            if isinstance(message, Loading | Ready | Broken):
+            self._heard = True
+            if isinstance(message, Late):
+                await self._end_late(message)
+            elif isinstance(message, Loading | Ready | Broken):
                 self._note(message, say)
             else:
                 await deliver(message)
+
+    async def watch_scheduler(self) -> None:
+        """Ends the group when the scheduler hangs."""
+        silent = 0
+        while silent < _SILENT_LOOKS:
+            await asyncio.sleep(_ASK_EVERY_S)
+            if self._heard:
+                silent, self._heard = 0, False
+            else:
+                silent += 1
+                with contextlib.suppress(Undeliverable):
+                    self._outlets["scheduler"].put(Probe())
+        report = await self._report(f"the scheduler has not answered for {_ASK_EVERY_S * _SILENT_LOOKS:g} s")
+        raise GroupDied("scheduler", f"does not answer; what it was doing: {report}")
+
+    async def _end_late(self, late: Late) -> None:
+        line = f"step {late.step} has taken {late.waited_s:.1f} s; the limit is the setting 'step_limit_s'"
+        report = await self._report(line, "the last plans:", *late.plans)
+        raise GroupDied("worker-0", f"{line}. Stacks and plans: {report}")
+
+    async def _report(self, *lines: str) -> Path:
+        """Of all processes, beside the group's folder, which goes with the group."""
+        report = self._home.parent / f"hang-{self._home.name}.txt"
+        pids = {role: process.pid for role, process in self._processes.items()}
+        await write_report(report, lines, self._home, pids)
+        return report
 
     def _note(self, message: object, say: Say) -> None:
         if isinstance(message, Broken):
