@@ -20,13 +20,21 @@ PATIENCE_S = LOOK_EVERY_S * LOOKS
 _PROC = Path("/proc")
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process, and none has continued it. False for one that is gone, or traced."""
+def state_of(pid: int) -> tuple[str, int]:
+    """The kernel's letter for it (proc_pid_stat(5)): T for one that a signal has stopped, Z for one that is dead and
+    whose parent does not care; and its parent's pid. Empty and 0: it is gone.
+    """
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
-        return False
-    return stat[stat.rindex(b")") + 2 :].startswith(b"T")  # proc_pid_stat(5); the name before it may hold anything
+        return "", 0
+    state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]  # the name before them may hold anything
+    return state.decode(), int(parent)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process, and none has continued it. False for one that is gone, or traced."""
+    return state_of(pid)[0] == "T"
 
 
 async def until_stopped(pid: int) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 
+import grpc
 import psutil
 import pytest
 
@@ -21,6 +22,13 @@ from minisgl_backend.actors.launch import find
 LONG = {"max_tokens": 8000, "temperature": 0}  # 40 s at least: none has ended when something is killed
 TOLD_S = 15.0  # two seconds where there is time; far less than an answer would go on
 FAKE = {"device": "fake", "fake_step_ms": 5, "lease_s": 2}
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Server]:
+    """Its engine outlives a server that is started again on a slow machine."""
+    with serving("--model", "smollm2", **{**FAKE, "lease_s": 120}) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +88,51 @@ def test_ctrl_c_ends_everything_and_says_goodbye_to_the_engine() -> None:
         eventually(lambda: not engine_processes(server.runtime), PATIENCE_S, lambda: "the engine waits for its lease")
 
 
-@pytest.mark.parametrize("victim", ["tritonserver", "triton_python_b"])
-def test_after_a_kill_of_triton_or_its_stubs_no_process_outlives_the_lease(victim: str) -> None:
+def test_after_a_kill_of_tritonserver_no_process_outlives_the_lease() -> None:
     with serving("--model", "smollm2", **FAKE) as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
-        holders = ["minisgl"] if victim == "tritonserver" else ["minisgl", "minisgl_unary", "ensemble"]
-        for pid in [server.pid_of(victim, model) for model in holders]:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(server.pid_of("tritonserver"), signal.SIGKILL)
         eventually(lambda: not engine_processes(server.runtime), PATIENCE_S, lambda: "the engine outlives its lease")
-        if victim == "tritonserver":
-            assert server.process.wait(timeout=PATIENCE_S) == 1
-            lines = server.lines
-            eventually(lambda: any("tritonserver" in line for line in lines[-5:]), PATIENCE_S, lambda: str(lines))
-            eventually(lambda: not any(map(is_alive, family)), PATIENCE_S, lambda: "a child of tritonserver is left")
+        assert server.process.wait(timeout=PATIENCE_S) == 1
+        lines = server.lines
+        eventually(lambda: any("tritonserver" in line for line in lines[-5:]), PATIENCE_S, lambda: str(lines))
+        eventually(lambda: not any(map(is_alive, family)), PATIENCE_S, lambda: "a child of tritonserver is left")
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "told"),
+    [
+        ("triton_python_b", signal.SIGKILL, "the stub of model 'minisgl'"),
+        ("triton_python_b", signal.SIGSTOP, "the stub of model 'minisgl'"),
+        ("tritonserver", signal.SIGSTOP, "tritonserver was stopped"),
+    ],
+)
+async def test_a_lost_stub_breaks_its_connections_and_the_server_comes_back_to_the_warm_engine(
+    patient: Server, victim: str, number: signal.Signals, told: str
+) -> None:
+    """By itself Triton would let them wait for ever, with the model READY."""
+    place, before = find(patient.run_dir), len(patient.lines)
+    assert place is not None
+    tasks = await _load(patient, 8)
+    lost = psutil.Process(patient.pid_of(victim))
+    lost.send_signal(number)
+    broken = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TOLD_S)
+    assert all(isinstance(error, grpc.aio.AioRpcError) for error in broken), broken
+    assert any(told in line and "started again" in line for line in patient.lines[before:])
+    async with asyncio.timeout(PATIENCE_S):
+        while not await _is_served(patient):
+            pass
+    again = find(patient.run_dir)
+    assert again is not None and again.pid == place.pid
+    await asyncio.to_thread(patient.until_idle)
+    assert not is_alive(lost)
+
+
+async def _is_served(server: Server) -> bool:
+    try:
+        return (await ask(server.grpc, "the cat", max_tokens=3)).text != ""
+    except grpc.aio.AioRpcError:  # nobody listens yet
+        return False
 
 
 def test_a_second_server_that_comes_in_time_meets_the_warm_engine() -> None:

@@ -10,23 +10,17 @@ The settings reach the model in the environment variable MINISGL_SETTINGS: nothi
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import math
 import os
-import shlex
-import signal
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minisgl_backend.actors.start_times import FIRST_STAGE, stage_of
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings
-from minisgl_backend.errors import ConfigError, StartError
+from minisgl_backend.errors import ConfigError
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
 from minisgl_backend.serving import settings as triton_settings
@@ -34,26 +28,18 @@ from minisgl_client.commands.fetch import fetch_model
 from minisgl_client.gateway.settings import DEFAULT_PORT
 from minisgl_client.server import gateway
 from minisgl_client.server.errors import ServeError
-from minisgl_client.server.health import is_ready, reachable_host
 from minisgl_client.server.installation import (
     Installation,
     default_repository,
     find_installation,
     server_environment,
 )
-from minisgl_client.server.log import ServerLog
+from minisgl_client.server.life import MODEL, Launch, live
 from minisgl_client.server.ports import claimed_ports
-from minisgl_client.server.process import Interrupts, ServerProcess
-from minisgl_client.server.shared_memory import backend_option, new_prefix, remove_regions
+from minisgl_client.server.shared_memory import backend_option, new_prefix
 from minisgl_client.stages import Stages
 
-MODEL = "minisgl"
 _EXIT_S = 10  # how much longer tritonserver may take for its end than the answers in flight (setting drain_s)
-_FINALIZE_S = 15  # more, for the model's finalize
-_START_PATIENCE_S = 2  # for a server that has answered nobody yet: it hears no signal while it loads a model
-_STARTS_AGAIN = 2
-_POLL_S = 0.1
-_RETIRE_TRIES = 10
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,22 +67,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="one more option of tritonserver, as in --triton-option=--model-control-mode=explicit")  # fmt: skip
     add("--verbose", action="store_true", help="show all of tritonserver's log")
     parser.set_defaults(run=run)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """All that is settled before tritonserver starts."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    config: EngineConfig  # what the model will run with
-    exit_s: int  # tritonserver's own limit for its end after SIGTERM
-    host: str
-    ports: Mapping[str, int]  # by option
-    openai_port: int | None  # of the gateway beside it
-    regions: str  # prefix of its files in shared memory
-    engine_beside: bool  # the server will load our model at its start: its engine may start meanwhile
-    verbose: bool
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         regions = new_prefix()
         command += [backend_option(regions), *arguments.triton_option]
         loads_all = not any(option.startswith("--model-control-mode") for option in arguments.triton_option)
-        return _live(
+        return live(
             Launch(
                 tuple(command),
                 environment,
@@ -142,57 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
             ),
             stages,
         )
-
-
-def _live(launch: Launch, stages: Stages) -> int:
-    """The server from its start to its end, whoever ends it. Returns our exit code; see `run`."""
-    stages.begin("start", "tritonserver")
-    log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
-    ready, beside = False, None
-    with Interrupts() as interrupts:
-        server = ServerProcess(launch.command, launch.environment, log.take)
-        try:
-            if launch.engine_beside:
-                _start_engine(launch, stages)
-            ready = _until_ready(server, interrupts, launch)
-            for _ in range(_STARTS_AGAIN):
-                if ready or server.exit_code() != -signal.SIGABRT:
-                    break
-                server.stop(0, interrupts, log.gave_up)  # ends the stubs in its session, and reads its last lines
-                if not log.lost_a_lock():
-                    break
-                stages.note("tritonserver lost a lock of its own while models started, and is started again")
-                remove_regions(launch.regions)
-                log = ServerLog(_show, lambda line: _tell(stages, line), verbose=launch.verbose)
-                server = ServerProcess(launch.command, launch.environment, log.take)
-                ready = _until_ready(server, interrupts, launch)
-            if ready:
-                if launch.openai_port is not None:
-                    stages.begin("gateway", "OpenAI's API")
-                    beside = _start_gateway(launch, launch.openai_port, interrupts)
-                stages.end()
-                print(greeting(stages.summary(), launch.host, launch.ports, launch.openai_port), flush=True)
-                stages.begin("serve", "Ctrl-C stops it")
-                while server.exit_code() is None and not interrupts.wait(_POLL_S):
-                    if beside is not None and (code := beside.exit_code()) is not None:
-                        raise ServeError(f"the OpenAI gateway ended with code {code}")
-        finally:
-            ended = server.exit_code()
-            if ended is None:
-                stages.begin("stop", "waiting for the answers in flight; Ctrl-C again ends them" if ready else "")
-            if beside is not None:
-                beside.stop(gateway.STOP_S if ended is None else 0, interrupts, lambda: False)
-            patience_s = launch.exit_s + _FINALIZE_S if ready else _START_PATIENCE_S
-            graceful = server.stop(patience_s, interrupts, log.gave_up)
-            if log.gave_up():
-                stages.note(
-                    "tritonserver could not end: a client keeps a gRPC stream or HTTP connection open (docs/triton.md)"
-                )
-            remove_regions(launch.regions)
-            _retire_engine(launch.config, interrupts, stages)
-    if ended is not None and interrupts.count == 0:
-        raise ServeError(_reason(log, ended))
-    return 0 if ready and graceful else 130
 
 
 def settings_of(arguments: argparse.Namespace, repository: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -250,28 +169,6 @@ def server_command(
     return command
 
 
-def greeting(seconds: str, host: str, ports: Mapping[str, int], openai_port: int | None = None) -> str:
-    """What to try now."""
-    address = reachable_host(host)
-    address = f"[{address}]" if ":" in address else address
-    http, grpc = f"http://{address}:{ports['--http-port']}", f"{address}:{ports['--grpc-port']}"
-    body = json.dumps({"text_input": "The capital of France is", "stream": True, "max_tokens": 32, "temperature": 0})
-    gateway_url = f"http://{address}:{openai_port}"
-    openai = "" if openai_port is None else f"  OpenAI   {gateway_url}/v1\n  page     {gateway_url}/\n"
-    minisgl = shlex.quote(str(Path(sys.executable).parent / "minisgl"))  # not all who serve have it on their PATH
-    return f"""
-ready after {seconds}
-
-  HTTP     {http}
-  gRPC     {grpc}
-  metrics  http://{address}:{ports["--metrics-port"]}/metrics
-{openai}
-  curl -sN {http}/v2/models/{MODEL}/generate_stream -d {shlex.quote(body)}
-  {minisgl} generate --url {grpc} --max-tokens 32 --temperature 0 'The capital of France is'
-  {minisgl} chat --url {grpc}
-"""
-
-
 def _places(repository: Path, settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """What Triton hands to the model, and the environment in which it will run, as far as they hold settings."""
     arguments = {
@@ -309,79 +206,8 @@ def _model_config_messages() -> Any:
     return module
 
 
-def _start_engine(launch: Launch, stages: Stages) -> None:
-    """The engine's host, while tritonserver starts: the model finds it there and waits for what is left.
-
-    Without a lease it ends by itself. What goes wrong here is told by the model, which tries again.
-    """
-    from minisgl_backend.actors.launch import absolute, find_or_start
-
-    try:
-        find_or_start(absolute(launch.config), launch.environment)
-    except (StartError, OSError) as error:
-        stages.note(f"no engine yet: {error}")
-
-
-def _start_gateway(launch: Launch, port: int, interrupts: Interrupts) -> ServerProcess:
-    ports = (port, launch.ports["--grpc-port"], launch.ports["--metrics-port"])
-    command = gateway.gateway_command(launch.host, *ports, MODEL)
-    return gateway.start_gateway(command, os.environ, port, launch.host, interrupts, _show)
-
-
-def _until_ready(server: ServerProcess, interrupts: Interrupts, launch: Launch) -> bool:
-    """False when the server ended or a signal came first."""
-    while server.exit_code() is None:
-        if is_ready(launch.host, launch.ports["--http-port"], MODEL):
-            return True
-        if interrupts.wait(_POLL_S):
-            return False
-    return False
-
-
-def _retire_engine(config: EngineConfig, interrupts: Interrupts, stages: Stages) -> None:
-    """The engine outlives its server by a lease, for a restart; who stops on purpose wants no process left.
-
-    Asks again for a second: the host may not have noticed yet that its holder is gone.
-    """
-    from minisgl_backend.actors.connection import retire
-    from minisgl_backend.actors.launch import absolute
-    from minisgl_backend.actors.rundir import engine_dir
-
-    async def retired() -> bool:
-        async with asyncio.timeout(config.lease_s + 5):
-            return await retire(engine_dir(absolute(config)))
-
-    try:
-        for _ in range(_RETIRE_TRIES):
-            if asyncio.run(retired()):
-                return
-            interrupts.wait(_POLL_S)
-        stages.note("the engine stays: another server holds it")
-    except Exception as error:  # a socket's, a timeout: the server has ended, and its exit code must not change
-        reason = str(error) or type(error).__name__
-        stages.note(f"the engine does not answer ({reason}); without a holder it ends within {config.lease_s:g} s")
-
-
-def _reason(log: ServerLog, exit_code: int) -> str:
-    if failure := log.failure():
-        return failure
-    return "\n".join([*log.tail(), f"minisgl: tritonserver ended with code {exit_code}; its last lines are above"])
-
-
 def _fetch_stage(line: str) -> str:
     return "convert" if line.startswith("converting") else "fetch"
-
-
-def _tell(stages: Stages, line: str) -> None:
-    """A line of the engine, under the stage it belongs to."""
-    if stages.current in ("serve", "stop") or line.startswith("ready"):
-        stages.note(line)
-    elif not line.startswith("engine"):  # its being ready has just been said
-        stages.begin(stage_of(line) or (FIRST_STAGE if stages.current == "start" else stages.current), line)
-
-
-def _show(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _repository(given: Path | None) -> Path:

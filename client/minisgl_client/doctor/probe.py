@@ -33,6 +33,7 @@ from minisgl_client.server.installation import (
     library_folder,
     server_environment,
 )
+from minisgl_client.server.life import MODEL
 from minisgl_client.server.ports import claimed_ports
 
 DISTRIBUTION = "minisgl-triton"
@@ -149,7 +150,7 @@ def look_at_port(option: str, number: int) -> Port:
         with claimed_ports(_HOST, {option: number}):
             return Port(option, number, "", False)
     except ServeError as error:
-        return Port(option, number, str(error), option == "--http-port" and is_ready(_HOST, number, serve.MODEL))
+        return Port(option, number, str(error), option == "--http-port" and is_ready(_HOST, number, MODEL))
 
 
 def _free_bytes(folder: Path) -> int | None:

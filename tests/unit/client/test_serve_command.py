@@ -27,7 +27,8 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError, ModelNotFound, ModelUnsupported
 from minisgl_client.cli import build_parser, main
 from minisgl_client.commands.fetch import Progress, fetch_model
-from minisgl_client.commands.serve import Launch, _start_engine, engine_config, greeting, prepare_model, settings_of
+from minisgl_client.commands.serve import engine_config, prepare_model, settings_of
+from minisgl_client.server.life import Launch, _start_engine, greeting
 from minisgl_client.stages import Stages
 
 FREE = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
