@@ -20,6 +20,7 @@ from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, To
 from minisgl_backend.actors.lease import Leases
 from minisgl_backend.actors.loop_socket import LoopSocket
 from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.server_guard import ServerGuard
 from minisgl_backend.actors.wire import endpoint
 from minisgl_backend.messages.client import (
     PROTOCOL,
@@ -50,7 +51,15 @@ _log = logging.getLogger(__name__)
 class Door:
     """Binds `path`. Sets `deserted` when nobody has held a lease for `lease_s`, or an inspector retires the engine."""
 
-    def __init__(self, context: zmq.Context[Any], path: Path, to_text: LocalMailbox[ToText], lease_s: float) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        path: Path,
+        to_text: LocalMailbox[ToText],
+        lease_s: float,
+        guard: ServerGuard | None = None,
+    ) -> None:
+        """guard: of the servers whose stubs hold leases; None: nobody's."""
         path.unlink(missing_ok=True)
         socket: zmq.Socket[bytes] = zmq.Socket(context, zmq.ROUTER)  # a plain one, whatever the context makes itself
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -59,6 +68,7 @@ class Door:
         self._to_text = to_text
         self._lease_s = lease_s
         self._leases = Leases(self._lease_ended)
+        self._guard = guard or ServerGuard(enabled=False)
         self._decoder: Decoder[ToHost] = Decoder(ToHost)
         self.deserted = asyncio.Event()  # set when nobody needs the engine any more
         self._had_lease = False
@@ -108,11 +118,13 @@ class Door:
 
     def close(self) -> None:
         self._leases.close()
+        self._guard.close()
         self._disarm()
         self._socket.close(_LINGER_MS)
 
     async def _take(self, holder: HolderId, message: ToHost) -> None:
         if isinstance(message, Goodbye):
+            self._guard.gave_back(holder)
             self._leases.end(holder)
         elif isinstance(message, Retire):
             if len(self._leases):
@@ -126,9 +138,11 @@ class Door:
             if isinstance(message, Hello) and message.lease and message.protocol == PROTOCOL:
                 self._disarm()
                 self._had_lease = True
+                self._guard.took_lease(holder, message.pid)
                 self._leases.take(holder, message.pid)
 
     def _lease_ended(self, holder: HolderId) -> None:
+        self._guard.lease_ended(holder)
         self._to_text.post(HolderGone(holder))
         if not len(self._leases):
             _log.info("nobody holds a lease: stopping in %g s", self._lease_s)

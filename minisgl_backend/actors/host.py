@@ -27,6 +27,7 @@ from minisgl_backend.actors.executors.build import make_executor
 from minisgl_backend.actors.internal import Front, Loaded, StateChanged, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.rundir import try_lock
+from minisgl_backend.actors.server_guard import ServerGuard
 from minisgl_backend.actors.supervisor import Supervisor
 from minisgl_backend.actors.text import TextActor
 from minisgl_backend.config import EngineConfig
@@ -99,7 +100,7 @@ async def _host(config: EngineConfig, run_dir: Path, ready_fd: int, began_s: flo
     loop = asyncio.get_running_loop()
     context = zmq.asyncio.Context()
     inbox: LocalMailbox[ToText] = LocalMailbox(TEXT_CAPACITY)
-    door = Door(context, run_dir / "door", inbox, config.lease_s)
+    door = Door(context, run_dir / "door", inbox, config.lease_s, ServerGuard(config.end_server_with_stub))
     loop.add_signal_handler(signal.SIGTERM, door.deserted.set)
     (run_dir / "host.pid").write_text(f"{os.getpid()}\n")
     os.write(ready_fd, f"{os.getpid()}\n".encode())

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from load.serving import PATIENCE_S, START_S, engine_processes, eventually
@@ -70,8 +71,10 @@ def started(runtime: Path, tmp_path: Path, **variables: str) -> Iterator[tuple[s
                         os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_the_lines_of_the_documentation_start_a_server_that_answers(runtime: Path, tmp_path: Path) -> None:
-    settings = json.dumps({"device": "fake", "lease_s": 2})
+def test_the_lines_of_the_documentation_start_a_server_that_answers_and_ends_with_its_stub(
+    runtime: Path, tmp_path: Path
+) -> None:
+    settings = json.dumps({"device": "fake", "lease_s": 2, "end_server_with_stub": True})
     with started(runtime, tmp_path, MINISGL_SETTINGS=settings) as (process, ports):
         url = f"http://127.0.0.1:{ports['--http-port']}/v2/models/{MODEL}/ready"
 
@@ -85,6 +88,10 @@ def test_the_lines_of_the_documentation_start_a_server_that_answers(runtime: Pat
         eventually(ready, START_S, lambda: (tmp_path / "log").read_text())
         answer = asyncio.run(ask(f"127.0.0.1:{ports['--grpc-port']}", "the cat", max_tokens=3))
         assert (answer.reason, answer.finals, answer.error) == ("length", 1, None)
+        family = psutil.Process(process.pid).children(recursive=True)
+        (stub,) = (child for child in family if f"/{MODEL}/1/model.py" in " ".join(child.cmdline()))
+        stub.kill()
+        assert process.wait(timeout=PATIENCE_S) != 0
     eventually(lambda: not engine_processes(runtime), PATIENCE_S, lambda: "the engine outlives its lease")
 
 
