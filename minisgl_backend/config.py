@@ -63,6 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
+    resume_on_restart: bool = False  # requests that outlive a death of the engine go on; else they get UNAVAILABLE
     end_server_with_stub: bool = False  # a tritonserver whose stub of ours is lost is killed: something starts it again
     step_limit_s: float = 300.0  # a step that takes longer hangs: the engine is started again; 0: it may take any time
     step_trace: str = ""  # file for a timeline of the steps, overwritten; empty: none

@@ -32,9 +32,10 @@ from minisgl_backend.actors.internal import (
     ToText,
 )
 from minisgl_backend.actors.mailbox import LocalMailbox, Undeliverable
-from minisgl_backend.actors.open_request import OpenRequest
+from minisgl_backend.actors.open_request import Memory, OpenRequest
 from minisgl_backend.actors.preparation import Preparation, is_long, tokenise_now
 from minisgl_backend.actors.rates import Rates
+from minisgl_backend.actors.resumption import Resumption
 from minisgl_backend.actors.stats import NO_GAUGES, stats_of
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
@@ -90,6 +91,7 @@ class TextActor:
         self._behind: dict[SequenceId, None] = {}  # records with something to write, the next one first
         self._outputs: dict[HolderId, list[Output]] = {}
         self._inspectors: list[HolderId] = []
+        self._resumption = Resumption()  # of nobody, unless the setting resume_on_restart is on
         self._rates = Rates()
         self._view = EngineView(self._rates, config.page_size, shows_prompts=config.show_prompts_in_engine_view)
         self._next_sequence = 1
@@ -133,6 +135,7 @@ class TextActor:
             self._starts += 1
             self._engine = message
             self._ready_when_complete()
+            self._resume()
         elif isinstance(message, EngineDown):
             self._on_engine_down()
         elif isinstance(message, StateChanged):
@@ -230,7 +233,13 @@ class TextActor:
         entry = self._open[id]
         assert self._tokenizer is not None
         entry.record = Record(entry.request, accepted, self._tokenizer, entry.arrived_s)
-        if not self._tell_scheduler(accepted.sequences(entry.sequence, entry.arrived_s)):
+        if self._config.resume_on_restart:
+            entry.memory = Memory.of(accepted)
+        if self._tell_scheduler(accepted.sequences(entry.sequence, entry.arrived_s)):
+            return
+        if self._engine is None and entry.memory is not None:
+            self._resumption.wait(entry)
+        else:
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
 
     def _tell_scheduler(self, message: TextToScheduler) -> bool:
@@ -259,6 +268,9 @@ class TextActor:
             entry = self._open.get(id)
             if entry is None or entry.record is None:
                 continue
+            if entry.memory is not None:
+                entry.memory.keep(token, id - entry.sequence)
+                self._resumption.moved(entry)
             try:
                 entry.record.on_token(token, id - entry.sequence)
             except Exception:
@@ -270,6 +282,7 @@ class TextActor:
             if entry is not None and entry.record is not None:
                 entry.record.on_end(ended.reason, ended.id - entry.sequence)
                 self._touched[entry.sequence] = None
+        self._resume()
 
     def _on_logprobs(self, progress: Progress) -> None:
         """They are told before their tokens."""
@@ -343,6 +356,8 @@ class TextActor:
             self._open.pop(id, None)
             self._view.leave(id)
         del self._by_request[entry.holder, entry.request]
+        self._resumption.moved(entry)
+        self._resume()
 
     # ── operations ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -409,8 +424,9 @@ class TextActor:
 
     def _on_engine_down(self) -> None:
         self._engine = None
+        self._resumption.begin()
         for id in list(self._by_request.values()):
-            self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+            self._survive(id)
         for holder in self._inspectors:
             self._front.deliver(holder, self._stats(NO_GAUGES))
         self._inspectors.clear()
@@ -419,9 +435,30 @@ class TextActor:
         if self._health.state is not EngineState.FAILED:
             self._become(Health(EngineState.RESTARTING, "the engine died"))
 
+    def _survive(self, id: SequenceId) -> None:
+        """A request outlives its engine group, if it may."""
+        entry = self._open[id]
+        if entry.memory is None:
+            if entry.tokenising is None or not self._config.resume_on_restart:
+                self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
+        elif not self._resumption.keep(entry):
+            self._end(id, Status.INTERNAL, "the engine stopped twice over this request; it is not tried again")
+
+    def _resume(self) -> None:
+        """Hands over what is left of the request whose turn it is. What a group that is gone does not take, the next
+        one gets: its EngineDown is on its way.
+        """
+        while self._engine is not None and (entry := self._resumption.next()) is not None:
+            assert entry.record is not None and entry.memory is not None
+            for index in entry.record.unended:
+                self._tell_scheduler(entry.memory.rest(entry.sequence, index, entry.arrived_s))
+
     def _on_state(self, change: StateChanged) -> None:
         if self._health.state is EngineState.FAILED:
             return
+        if change.state is EngineState.FAILED:
+            for id in list(self._by_request.values()):  # that were to go on
+                self._end(id, Status.UNAVAILABLE, "the engine is down; the server's log says why")
         if change.state is EngineState.STARTING:
             self._become(Health(self._health.state, change.detail))
         else:

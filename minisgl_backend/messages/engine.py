@@ -26,7 +26,10 @@ class EndReason(StrEnum):
 
 
 class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
-    """A prompt to continue. Validated: 1 ≤ prompt length < context, max_new_tokens ≥ 1."""
+    """A prompt to continue. Validated: 1 ≤ prompt length < context, max_new_tokens ≥ 1.
+
+    One that outlived another engine group goes on where it was: its prompt then ends with what was sampled before.
+    """
 
     id: SequenceId
     prompt: bytes  # packed int32
@@ -36,6 +39,7 @@ class Sequence(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
     priority: int = 0  # smaller runs earlier, under the policy `priority`
     deadline_s: float | None = None  # monotonic clock of this machine; None: none
     cache_salt: bytes = b""  # cached prefixes are shared only under the same salt
+    num_outputs: int = 0  # so many of the last tokens of `prompt` were sampled already; not in max_new_tokens
 
 
 class Samples(msgspec.Struct, frozen=True, array_like=True, tag="samples"):

@@ -31,7 +31,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     slot: SlotId
     prompt: bytes  # packed int32
     sampling: Sampling
-    num_outputs: int = 0  # so many of the last tokens of `prompt` were sampled before a retraction
+    num_outputs: int = 0  # so many of the last tokens of `prompt` were sampled before
 
 
 class PageGrant(msgspec.Struct, frozen=True, array_like=True):

@@ -73,10 +73,11 @@ class Scheduler:
         What context or pool can not hold of `max_new_tokens` is cut off, and the sequence ends as LENGTH where it was
         cut. A prompt that leaves no room for one token ends so at once (rule 16). `now`: monotonic seconds.
         """
-        prompt_tokens = count_tokens(sequence.prompt)
-        assert prompt_tokens >= 1 and sequence.max_new_tokens >= 1, f"sequence {sequence.id} was not validated"
+        known = count_tokens(sequence.prompt)
+        validated = known > sequence.num_outputs and sequence.max_new_tokens >= 1
+        assert validated, f"sequence {sequence.id} was not validated"
         assert sequence.id not in self._live, f"sequence id {sequence.id} is in use"
-        max_new_tokens = clip_new_tokens(prompt_tokens, sequence.max_new_tokens, self._limits)
+        max_new_tokens = clip_new_tokens(known, sequence.max_new_tokens, self._limits)
         if max_new_tokens < 1:
             return Progress((), (), (Ended(sequence.id, EndReason.LENGTH),))
         if sequence.deadline_s is not None and sequence.deadline_s <= now:

@@ -85,7 +85,7 @@ class SequenceState:
 
     def __init__(self, sequence: Sequence, max_new_tokens: int, page_size: int, arrival: int) -> None:
         """`max_new_tokens` ≥ 1 is what the sequence asked for, clipped to what context and pool can hold."""
-        prompt_tokens = count_tokens(sequence.prompt)
+        known = count_tokens(sequence.prompt)
         self.id: SequenceId = sequence.id
         self.sampling: Sampling = sequence.sampling
         self.stop_token_ids: tuple[int, ...] = sequence.stop_token_ids
@@ -95,16 +95,16 @@ class SequenceState:
         self.arrival = arrival  # 1, 2, 3 … in the order of add()
         self.epoch = 0  # raised at its end: a result planned in an earlier epoch is not for it
         self.phase = Phase.WAITING
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = known - sequence.num_outputs
         self.cached_tokens = -1  # of the prompt, found at the first admission; -1 before it
         self.planned_s = 0.0  # when its first row was planned
 
         self.tokens: bytes = sequence.prompt  # packed int32: what was known when it was admitted last
         self.fresh: array[int] = array("i")  # what was confirmed since; known = both together
-        self.known = prompt_tokens
-        self.known_at_admission = prompt_tokens  # tokens in `tokens`
+        self.known = known
+        self.known_at_admission = known  # tokens in `tokens`
         self.computed = 0
-        self.total_tokens = prompt_tokens + max_new_tokens
+        self.total_tokens = known + max_new_tokens
         self.stored_tokens = self.total_tokens - 1
         self.need_pages = -(-self.stored_tokens // page_size)  # when everything that may come has come
         self.limit_pages = 0  # so many it may find in the tree

@@ -68,6 +68,11 @@ class Record:
         return self._error is not None or all(sample.reason is not None for sample in self._samples)
 
     @property
+    def unended(self) -> list[int]:
+        """The answers that need more tokens."""
+        return [index for index, sample in enumerate(self._samples) if sample.reason is None]
+
+    @property
     def is_behind(self) -> bool:
         """There is something to write (`write_some`). The pieces of the answers wait for it."""
         return self._error is None and self._prompt_logprobs is not None and self._prompt_logprobs.is_behind
