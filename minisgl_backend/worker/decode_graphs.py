@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl_backend.attention.interface import RecordableAttention
+from minisgl_backend.attention.interface import DecodeStep, RecordableAttention
 from minisgl_backend.kernels.native.recording import NotRecordable
 from minisgl_backend.models.model import Model
 
@@ -86,6 +88,7 @@ class _Recorded:
     """A recording of one size."""
 
     graph: Graph
+    attention: DecodeStep
     logits: Tensor  # [rows, vocab], in the model's dtype
 
 
@@ -126,11 +129,14 @@ class DecodeGraphs:
         """The sizes that were recorded so far, in their order."""
         return tuple(self._steps)
 
-    def logits(self, tokens: Tensor, positions: Tensor, page_tables: Tensor) -> Tensor | None:
+    def logits(
+        self, tokens: Tensor, positions: Tensor, page_tables: Tensor, starts: npt.NDArray[np.int64]
+    ) -> Tensor | None:
         """One step of decode rows. Writes their K/V, like Model.forward.
 
-        tokens, positions [rows], page_tables [rows, n] as in StepRows → logits [rows, vocab], which the next step of
-        this size overwrites; None: the model can not be recorded, and the caller runs the step.
+        tokens, positions [rows], page_tables [rows, n] as in StepRows; starts [rows]: positions, on the host.
+        → logits [rows, vocab], which the next step of this size overwrites; None: the model can not be recorded, and
+        the caller runs the step.
         """
         if not self._recordable:
             return None
@@ -138,12 +144,15 @@ class DecodeGraphs:
         size = self._sizes[bisect_left(self._sizes, rows)]
         inputs = self._inputs.first(size)
         inputs.fill(tokens, positions, page_tables, self._scratch_page)
+        all_starts = np.zeros(size, np.int64)
+        all_starts[:rows] = starts
         step = self._steps.get(size)
         if step is not None:
+            step.attention.refresh(all_starts, inputs.tables)
             step.graph.replay()
             return step.logits[:rows]
         try:
-            step = self._steps[size] = self._record_step(size, inputs)
+            step = self._steps[size] = self._record_step(inputs, all_starts)
         except NotRecordable as error:
             self._recordable = False
             self._tell(f"decode steps run without a recording: {error}")
@@ -156,9 +165,12 @@ class DecodeGraphs:
             step.graph.close()
         self._steps.clear()
 
-    def _record_step(self, size: int, inputs: _Inputs) -> _Recorded:
+    def _record_step(self, inputs: _Inputs, starts: npt.NDArray[np.int64]) -> _Recorded:
         """Runs a step over the inputs while it is recorded."""
-        every_row = torch.arange(size, device=inputs.tokens.device)
-        begin = self._attention.decode_step(inputs.positions, inputs.tables)
-        graph, logits = self._record(lambda: self._model.forward(inputs.tokens, inputs.positions, begin(), every_row))
-        return _Recorded(graph, logits)
+        every_row = torch.arange(len(starts), device=inputs.tokens.device)
+        step = self._attention.decode_step(inputs.positions, inputs.tables)
+        step.refresh(starts, inputs.tables)
+        graph, logits = self._record(
+            lambda: self._model.forward(inputs.tokens, inputs.positions, step.begin(), every_row)
+        )
+        return _Recorded(graph, step, logits)

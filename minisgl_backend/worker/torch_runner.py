@@ -129,7 +129,7 @@ class TorchRunner:
         prompts: tuple[Logprobs, ...] = ()
         logits = None
         if self._graphs is not None and len(sampled) == len(tokens) and not asked.any():  # decode rows alone
-            logits = self._graphs.logits(tokens, token_positions, tables)
+            logits = self._graphs.logits(tokens, token_positions, tables, starts)
         if logits is None:
             attention = self._attention.begin(StepRows(starts, lengths, tables))
             last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)

@@ -86,22 +86,22 @@ def test_replayed_decode_steps_equal_steps_run_call_by_call(
     tables = torch.randperm(ROWS * 30, generator=generator).view(ROWS, 30)
     tokens, every = torch.zeros(ROWS, dtype=torch.int64), torch.arange(ROWS)
     positions = torch.tensor([0, 1, PAGE - 1, WINDOW, 2 * PAGE])
-    begin_recorded, begin_eager = (backend.decode_step(positions, tables) for backend in backends)
+    recorded_step, eager_step = (backend.decode_step(positions, tables) for backend in backends)
 
     def forward() -> torch.Tensor:
-        return model.forward(tokens, positions, begin_recorded(), every)
+        return model.forward(tokens, positions, recorded_step.begin(), every)
 
     if model.spec.moe is not None:
         with pytest.raises(NotRecordable, match="is no native call"):
             record(library, forward)
         return
     recording, logits = record(library, forward)
-    assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
+    assert torch.equal(logits, model.forward(tokens, positions, eager_step.begin(), every))
     for _ in range(STEPS):
         tokens.copy_(torch.randint(0, 320, (ROWS,), generator=generator))
         positions.add_(1)
         recording.replay()
-        assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
+        assert torch.equal(logits, model.forward(tokens, positions, eager_step.begin(), every))
     for layer in range(model.spec.num_layers):
         for recorded, eager in zip(*(pool.layer(layer) for pool in pools), strict=True):
             assert torch.equal(recorded, eager)

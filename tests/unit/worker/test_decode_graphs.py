@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +48,21 @@ class EmulatedRecorder:
         return self.graphs[-1], out
 
 
+class SummingStep:
+    """See DecodeStep. Notes the positions that it is told of on the host."""
+
+    def __init__(self, page_tables: Tensor, refreshed: list[list[int]]) -> None:
+        self._page_tables = page_tables
+        self._refreshed = refreshed
+
+    def begin(self) -> StepAttention:
+        return self._page_tables  # type: ignore[return-value]
+
+    def refresh(self, starts: npt.NDArray[np.int64], page_tables: Tensor) -> None:
+        assert page_tables.data_ptr() == self._page_tables.data_ptr() and page_tables.shape == self._page_tables.shape
+        self._refreshed.append(starts.tolist())
+
+
 class SummingModel:
     """Its "logits" are what it was given: token, position, and the row's whole page table. `seen`: rows of each run."""
 
@@ -54,10 +71,11 @@ class SummingModel:
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.tables: list[Tensor] = []
+        self.refreshed: list[list[int]] = []
 
-    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], StepAttention]:
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> SummingStep:
         self.tables.append(page_tables)
-        return lambda: page_tables  # type: ignore[return-value]
+        return SummingStep(page_tables, self.refreshed)
 
     def begin(self, rows: object) -> StepAttention:
         raise AssertionError("a recorded step begins by decode_step")
@@ -91,14 +109,18 @@ def made(
     return model, graphs
 
 
-def given(rows: int, pages: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+Step = tuple[Tensor, Tensor, Tensor, npt.NDArray[np.int64]]
+
+
+def given(rows: int, pages: int, seed: int) -> Step:
     generator = torch.Generator().manual_seed(seed)
     tokens, positions = (torch.randint(1, 90, (rows,), generator=generator) for _ in range(2))
-    return tokens.int(), positions, torch.randint(1, 90, (rows, pages), generator=generator)
+    tables = torch.randint(1, 90, (rows, pages), generator=generator)
+    return tokens.int(), positions, tables, positions.numpy()
 
 
-def expect(step: tuple[Tensor, Tensor, Tensor], logits: Tensor | None) -> None:
-    tokens, positions, tables = step
+def expect(step: Step, logits: Tensor | None) -> None:
+    tokens, positions, tables, _ = step
     assert logits is not None
     assert torch.equal(logits[:, 0], tokens.double()) and torch.equal(logits[:, 1], positions.double())
     assert torch.equal(logits[:, 2 : 2 + tables.shape[1]], tables.double())
@@ -106,10 +128,12 @@ def expect(step: tuple[Tensor, Tensor, Tensor], logits: Tensor | None) -> None:
 
 def test_a_replayed_step_reads_every_input_anew() -> None:
     recorder = EmulatedRecorder()
-    _, graphs = made(recorder, lines=[])
+    model, graphs = made(recorder, lines=[])
     for seed, (rows, pages) in enumerate([(2, 2), (2, 2), (2, 4), (2, 1), (4, 3), (2, 4), (1, 1)]):
         step = given(rows, pages, seed)
         expect(step, graphs.logits(*step))
+        assert model.refreshed[-1][:rows] == step[1].tolist(), "what the host is told"
+    assert len(model.refreshed) == 7, "before each step, recorded or replayed"
     assert graphs.recorded == (2, 4, 1) and len(recorder.graphs) == 3
 
 
