@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import DecodeStep, RecordableAttention
-from minisgl_backend.kernels.native.recording import NotRecordable
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.models.model import Model
 
 

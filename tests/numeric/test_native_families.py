@@ -16,9 +16,10 @@ from fakes.family_cases import FAMILY_CASES, WINDOW
 from fakes.forward import load, logits_of
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.kernels.native.kernels import NativeKernels
 from minisgl_backend.kernels.native.library import Library
-from minisgl_backend.kernels.native.recording import NotRecordable, record
+from minisgl_backend.kernels.native.recording import record
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.decoder import Decoder
 from minisgl_backend.models.load import NativeLoad

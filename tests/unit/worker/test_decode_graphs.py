@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.attention.interface import StepAttention
-from minisgl_backend.kernels.native.recording import NotRecordable
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.worker.decode_graphs import DecodeGraphs, Graph, graph_sizes
 
