@@ -5,8 +5,8 @@ attend alike share a wrapper and its plan. All wrappers share the workspace of s
 after another.
 
 A plan is made on the host, from the host's side of the step's metadata, so that nothing is read back. What it found out
-goes to the device from pinned memory that the next plan of the wrapper writes: a fence keeps that one from coming too
-early. A step ahead of the device it never waits.
+goes to the device from pinned memory that the next plan of the wrapper writes, so that one waits for the copy, which a
+host one step ahead of its device finds done.
 
 A recording holds the kernels of one wrapper over buffers that stay; each replay is planned anew (`refresh`).
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ from torch import Tensor
 from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.phases import PhaseStep
 from minisgl_backend.attention.step_metadata import Ints, describe_step
-from minisgl_backend.device.fence import Fence, make_fence
+from minisgl_backend.device.streams import PASSED, Event
 from minisgl_backend.kernels.gpu.flashinfer import HEAD_DIMS, FlashInfer, PagedWrapper
 from minisgl_backend.kvpool.paged import PagedKvPool
 
@@ -66,27 +65,33 @@ class FlashInferPhases:
     """A backend of each phase, over one pool. They share the workspace; who wants another one for a phase uses half."""
 
     def __init__(
-        self, pool: PagedKvPool, variants: Sequence[AttentionVariant], heads: int, flashinfer: FlashInfer
+        self,
+        pool: PagedKvPool,
+        variants: Sequence[AttentionVariant],
+        heads: int,
+        flashinfer: FlashInfer,
+        mark: Callable[[], Event],
     ) -> None:
-        """variants: of each layer. heads: of queries. The pool and the variants have no `flashinfer_obstacle`.
+        """variants: of each layer. heads: of queries. The pool and the variants have no `flashinfer_obstacle`. mark:
+        of the device's streams, when all that was launched so far is done.
 
         The workspace is taken here, so that who measures what a step needs sees it.
         """
         assert not (obstacle := flashinfer_obstacle(pool, variants)), obstacle
         device = pool.layer(0)[0].device
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)  # zeros: FlashInfer asks for them
-        wrappers = _Wrappers(pool, tuple(variants), heads, flashinfer, workspace)
+        wrappers = _Wrappers(pool, tuple(variants), heads, flashinfer, workspace, mark)
         self.chunks = FlashInferChunks(wrappers)
         self.decode = FlashInferDecode(wrappers)
 
 
-@dataclass(frozen=True, slots=True)
 class _Planned:
     """The wrapper of the layers that attend alike."""
 
-    variant: AttentionVariant
-    wrapper: PagedWrapper
-    fence: Fence  # of its pinned memory
+    def __init__(self, variant: AttentionVariant, wrapper: PagedWrapper) -> None:
+        self.variant = variant
+        self.wrapper = wrapper
+        self.copied: Event = PASSED  # the last plan, out of pinned memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,11 @@ class _Wrappers:
     heads: int
     flashinfer: FlashInfer
     workspace: Tensor  # bytes
+    mark: Callable[[], Event]
 
     def make(self, new: Callable[[], PagedWrapper]) -> tuple[_Planned, ...]:
         """One for each variant there is."""
-        fences = partial(make_fence, self.workspace.device)
-        return tuple(_Planned(variant, new(), fences()) for variant in dict.fromkeys(self.variants))
+        return tuple(_Planned(variant, new()) for variant in dict.fromkeys(self.variants))
 
     def new_chunks(self) -> PagedWrapper:
         return self.flashinfer.chunks(self.workspace, "NHD", backend=self.flashinfer.chunk_kernels)
@@ -117,7 +122,7 @@ class _Wrappers:
         _, page_size, kv_heads, head_dim = k_pages.shape
         tensors = [torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in rows]
         for planned in wrappers:
-            planned.fence.wait()
+            planned.copied.wait()
             planned.wrapper.plan(
                 *tensors,
                 self.heads,
@@ -131,7 +136,7 @@ class _Wrappers:
                 logits_soft_cap=planned.variant.softcap,
                 **phase,
             )
-            planned.fence.mark()
+            planned.copied = self.mark()
 
     def attention(self, wrappers: Sequence[_Planned], tokens: slice | Tensor) -> FlashInferAttention:
         of_variant = {planned.variant: planned.wrapper for planned in wrappers}
@@ -214,7 +219,6 @@ class RecordedFlashInfer:
         self._page_offsets = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self._last_pages = torch.zeros(rows, dtype=torch.int32, device=device)
         self._planned = wrappers.make(self._new_wrapper)
-        self._ran = False
 
     def begin(self) -> FlashInferAttention:
         """See RecordedPhase."""
@@ -227,8 +231,6 @@ class RecordedFlashInfer:
         pages = self._pages[: int(host.decode_page_offsets[-1])]
         self._wrappers.plan(self._planned, host.decode_page_offsets, pages, host.last_page_lengths)
         pages.copy_(page_list(page_tables, self._page_offsets, len(pages)))  # the plan has copied the offsets
-        if not self._ran:
-            self._run_once()
 
     def _new_wrapper(self) -> PagedWrapper:
         wrapper = self._wrappers.new_decode(
@@ -240,16 +242,6 @@ class RecordedFlashInfer:
         schedule = torch.empty(_GRAPH_SCHEDULE_BYTES, dtype=torch.uint8, device=self._pages.device)
         wrapper.reset_workspace_buffer(self._wrappers.workspace, schedule)
         return wrapper
-
-    def _run_once(self) -> None:
-        """Outside of the recording, since the first run of a kernel loads it and takes memory that stays."""
-        pages = self._wrappers.pool.layer(0)
-        q = torch.zeros(
-            self._rows, self._wrappers.heads, pages[0].shape[3], dtype=pages[0].dtype, device=pages[0].device
-        )
-        for planned in self._planned:
-            planned.wrapper.run(q, pages, out=torch.empty_like(q))
-        self._ran = True
 
 
 def page_list(page_tables: Tensor, offsets: Tensor, total: int) -> Tensor:

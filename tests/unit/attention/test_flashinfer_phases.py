@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakes import flashinfer as fake
 from fakes.attention_case import AttentionCase
 from fakes.flashinfer_rules import WrongCall
-from minisgl_backend.attention import flashinfer_phases
 from minisgl_backend.attention.flashinfer_phases import FlashInferPhases, flashinfer_obstacle, takes_tensor_cores
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.phases import PhaseStep
 from minisgl_backend.attention.step_metadata import StepMetadata, describe_step
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.streams import HostStreams
 from minisgl_backend.kernels.gpu.flashinfer import FlashInfer
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 
@@ -53,7 +54,7 @@ TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 def phases_of(case: AttentionCase, made: list[Any] | None = None) -> FlashInferPhases:
     flashinfer = fake_flashinfer([] if made is None else made)
-    return FlashInferPhases(case.pool, case.variants, case.queries.shape[1], flashinfer)
+    return FlashInferPhases(case.pool, case.variants, case.queries.shape[1], flashinfer, HostStreams().mark)
 
 
 def described(step: StepRows, page_size: int) -> tuple[StepMetadata, PhaseStep]:
@@ -163,28 +164,28 @@ def test_decode_rows_take_tensor_cores_from_four_queries_a_key_on_and_where_noth
         assert [w.use_tensor_cores for w in wrappers if hasattr(w, "use_tensor_cores")] == [expected]
 
 
-def test_a_plan_waits_until_the_device_has_read_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_waits_until_the_device_has_read_the_one_before() -> None:
     events: list[str] = []
 
-    class Recorded:
+    class Copied:
         def wait(self) -> None:
             events.append("wait")
 
-        def mark(self) -> None:
-            events.append("mark")
+    def mark() -> Copied:
+        events.append("mark")
+        return Copied()
 
-    monkeypatch.setattr(flashinfer_phases, "make_fence", lambda device: Recorded())
-    plan = fake.BatchPrefillWithPagedKVCacheWrapper.plan
-    monkeypatch.setattr(
-        fake.BatchPrefillWithPagedKVCacheWrapper,
-        "plan",
-        lambda self, *args, **kwargs: (events.append("plan"), plan(self, *args, **kwargs)),
-    )
+    class Noted(fake.BatchPrefillWithPagedKVCacheWrapper):
+        def plan(self, *args: Any, **kwargs: Any) -> None:
+            events.append("plan")
+            super().plan(*args, **kwargs)
+
     case = AttentionCase([(0, 5)], 16, torch.float16, dim=64)
-    phases = phases_of(case)
+    flashinfer = replace(fake_flashinfer([]), chunks=Noted)
+    phases = FlashInferPhases(case.pool, case.variants, case.queries.shape[1], flashinfer, mark)
     for _ in range(2):
         phases.chunks.begin(described(case.step, 16)[1])
-    assert events == ["wait", "plan", "mark"] * 2
+    assert events == ["plan", "mark", "wait", "plan", "mark"]
 
 
 # ── recordings ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +206,7 @@ class Recording:
         self.tables = torch.randperm(40, generator=generator)[: rows * 8].view(rows, 8).clone()
         self.positions = torch.tensor(starts)
         self.out = [torch.zeros_like(self.queries) for _ in variants]
-        self.phases = FlashInferPhases(self.pool, variants, 4, fake_flashinfer([]))
+        self.phases = FlashInferPhases(self.pool, variants, 4, fake_flashinfer([]), HostStreams().mark)
         self.step = self.phases.decode.decode_step(self.positions, self.tables)
         self.step.refresh(self.positions.numpy(), self.tables)
         with Launches() as self.launches:
@@ -257,7 +258,7 @@ def test_a_replay_that_was_not_planned_gives_the_rows_of_the_last_plan() -> None
 def test_recordings_of_fewer_rows_share_the_list_of_pages_and_have_small_schedules() -> None:
     pool = PagedKvPool(KvShape(1, 2, 64, torch.float16), 8, 4, torch.device("cpu"))
     wrappers: list[Any] = []
-    phases = FlashInferPhases(pool, VARIANTS[:1], 4, fake_flashinfer(wrappers))
+    phases = FlashInferPhases(pool, VARIANTS[:1], 4, fake_flashinfer(wrappers), HostStreams().mark)
     wrappers.clear()
     for rows in (8, 4, 1):
         phases.decode.decode_step(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 8, dtype=torch.int64))

@@ -18,6 +18,7 @@ from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.phases import PhaseStep
 from minisgl_backend.attention.step_metadata import describe_step
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.streams import HostStreams
 from minisgl_backend.kernels.gpu.flashinfer import FlashInfer
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 
@@ -34,7 +35,7 @@ class Backends:
         self.pool = PagedKvPool(KvShape(1, 1, 64, torch.float16), PAGES, page_size, torch.device("cpu"))
         self.wrappers: list[Any] = []
         self.flashinfer = FlashInferPhases(
-            self.pool, VARIANTS, 1, FlashInfer("fake", self._chunks, self._decode, "fa2")
+            self.pool, VARIANTS, 1, FlashInfer("fake", self._chunks, self._decode, "fa2"), HostStreams().mark
         )
         self.torch = TorchAttention(self.pool, VARIANTS)
 
