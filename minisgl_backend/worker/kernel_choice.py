@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -20,7 +19,7 @@ from minisgl_backend.errors import ConfigError
 from minisgl_backend.kernels.native.build import BuildFailed
 from minisgl_backend.kernels.native.kernels import NativeKernels
 from minisgl_backend.kernels.native.library import Library, open_library
-from minisgl_backend.kernels.native.recording import record
+from minisgl_backend.kernels.native.recording import NativeRecorder
 from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.models.load import NativeLoad
 from minisgl_backend.models.locate import cache_folder
@@ -74,8 +73,9 @@ class KernelChoice:
         return DecodeGraphs(
             model,
             attention,
-            partial(record, self.library),
+            NativeRecorder(self.library),
             sizes=graph_sizes(max_running),
+            at_start=(1, max_running),
             table_pages=table_pages,
             scratch_page=scratch_page,
             device=torch.device("cpu"),
