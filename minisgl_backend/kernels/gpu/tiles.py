@@ -12,7 +12,7 @@ _THREAD_ELEMENTS = 16  # of a warp's thread: one or two loads of 16 bytes in 16 
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """rows × columns of a program. columns: the whole row, up to the next power of two."""
+    """rows × columns of a program, both powers of two, and its warps of 32 threads."""
 
     rows: int
     columns: int
@@ -29,6 +29,8 @@ def row_tile(rows: int, size: int) -> RowTile:
     return RowTile(height, columns, min(max(height * columns // (32 * _THREAD_ELEMENTS), 1), 16))
 
 
-def flat_tile(elements: int) -> tuple[int, int]:
-    """For `elements` numbers, whichever row they are of → numbers and warps of a program."""
-    return (256, 1) if elements <= _FEW_ELEMENTS else (2048, 4)
+def cut_tile(rows: int, size: int) -> RowTile:
+    """For `rows` vectors of `size` numbers that need nothing of one another: a row may be cut into several tiles."""
+    wanted = 256 if rows * size <= _FEW_ELEMENTS else 2048
+    columns = min(triton.next_power_of_2(size), wanted)
+    return RowTile(wanted // columns, columns, 1 if wanted == 256 else 4)
