@@ -6,7 +6,7 @@ The worker calls `begin` once per step; the model calls `attend` of what it retu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,7 @@ class DecodeStep(Protocol):
         ...
 
 
+@runtime_checkable
 class RecordableAttention(AttentionBackend, Protocol):
     """A backend whose steps of decode rows can be recorded and replayed."""
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, RecordableAttention
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import EngineConfig
@@ -34,6 +32,7 @@ class KernelChoice:
     """What the settings `kernels`, `attention` and `decode_graphs` come to on this machine."""
 
     config: EngineConfig
+    device: Device
     library: Library | None  # None: torch's kernels
     progress: Progress
 
@@ -68,17 +67,22 @@ class KernelChoice:
         self, model: Model, attention: AttentionBackend, max_running: int, table_pages: int, scratch_page: int
     ) -> DecodeGraphs | None:
         """table_pages: of a whole context. None: steps are not recorded."""
-        if not self.config.decode_graphs or self.library is None or not isinstance(attention, NativeAttention):
+        if not self.config.decode_graphs or not isinstance(attention, RecordableAttention):
             return None
+        native = self.library if isinstance(attention, NativeAttention) else None
+        recorder = self.device.recorder() if native is None else NativeRecorder(native)
+        if recorder is None:
+            return None
+        sizes = graph_sizes(max_running)
         return DecodeGraphs(
             model,
             attention,
-            NativeRecorder(self.library),
-            sizes=graph_sizes(max_running),
-            at_start=(1, max_running),
+            recorder,
+            sizes=sizes,
+            at_start=sizes if recorder.shares_memory else (1, max_running),
             table_pages=table_pages,
             scratch_page=scratch_page,
-            device=torch.device("cpu"),
+            device=self.device.torch_device,
             tell=self.progress,
         )
 
@@ -89,7 +93,7 @@ def choose_kernels(config: EngineConfig, device: Device, progress: Progress) -> 
     if config.kernels == "native" and not on_cpu:
         raise ConfigError(f"setting 'kernels' is native, which are for a CPU, but the device is {device.name}")
     wanted = on_cpu and config.kernels != "torch"
-    return KernelChoice(config, _library(config, progress) if wanted else None, progress)
+    return KernelChoice(config, device, _library(config, progress) if wanted else None, progress)
 
 
 def _library(config: EngineConfig, progress: Progress) -> Library | None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fakes.attention_backends import native_library
+from fakes.emulated_graph import EmulatedRecorder
+from fakes.planned_attention import PlannedAttention
 from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.native_backend import NativeAttention
 from minisgl_backend.attention.torch_backend import TorchAttention
@@ -82,3 +84,18 @@ def test_steps_are_not_recorded_when_they_are_not_to_be_or_can_not_be(settings: 
     choice = choose([], **settings)
     attention = choice.attention(pool(16), VARIANTS)
     assert choice.graphs(None, attention, 4, 8, 4) is None  # type: ignore[arg-type]
+
+
+class _Recording(CpuDevice):
+    """As a GPU does."""
+
+    def recorder(self) -> EmulatedRecorder:  # type: ignore[override]
+        return EmulatedRecorder()
+
+
+def test_a_device_that_records_by_itself_records_every_size_at_the_start_where_attention_can_be_recorded() -> None:
+    choice = choose_kernels(config(kernels="torch"), _Recording(1), lambda line: None)
+    recordable = PlannedAttention(pool(16), VARIANTS)
+    graphs = choice.graphs(None, recordable, 6, 8, 4)  # type: ignore[arg-type]
+    assert graphs is not None and graphs._at_start == (6, 4, 3, 2, 1)
+    assert choice.graphs(None, TorchAttention(pool(16), VARIANTS), 6, 8, 4) is None  # type: ignore[arg-type]
