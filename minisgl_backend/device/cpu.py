@@ -31,6 +31,10 @@ class CpuDevice:
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        return 0, 0
+
     def free_memory_bytes(self) -> int:
         return machine.free_memory_bytes()
 

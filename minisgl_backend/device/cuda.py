@@ -42,6 +42,10 @@ class CudaDevice:
     def torch_device(self) -> torch.device:
         return torch.device("cuda", self._index)
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self._index)
+
     def free_memory_bytes(self) -> int:
         """What the driver has free, and what torch holds for later use without using it."""
         free, _ = torch.cuda.mem_get_info(self._index)
@@ -89,7 +93,7 @@ class CudaDevice:
         return min(share, self.free_memory_bytes()) - peak_bytes - _SPARE_BYTES
 
     def _computes_bf16(self) -> bool:
-        return torch.cuda.get_device_capability(self._index) >= (8, 0)
+        return self.capability >= (8, 0)
 
 
 def cuda_present() -> bool:

@@ -31,6 +31,11 @@ class Device(Protocol):
         ...
 
     @property
+    def capability(self) -> tuple[int, int]:
+        """Of a GPU, CUDA's compute capability: (9, 0) for an H200. (0, 0): it is none."""
+        ...
+
+    @property
     def torch_device(self) -> torch.device:
         """Where tensors of this rank live."""
         ...

@@ -22,7 +22,7 @@ from minisgl_backend.kernels.native.library import Library
 from minisgl_backend.kernels.native.recording import record
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.decoder import Decoder
-from minisgl_backend.models.load import NativeLoad
+from minisgl_backend.models.load import LoadKernels, Packing
 from minisgl_backend.worker.torch_runner import attention_variants
 
 LENGTH = 110
@@ -42,8 +42,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def native_model(folder: Path, library: Library, cache: Path, dtype: torch.dtype) -> Decoder:
-    native = NativeLoad(NativeKernels(library), library.ops.linear.default, cache, lambda line: None)
-    model = load(folder, dtype, native=native)
+    packing = Packing(library.ops.linear.default, cache, lambda line: None)
+    model = load(folder, dtype, kernels=LoadKernels(NativeKernels(library), packing))
     assert isinstance(model, Decoder)
     return model
 

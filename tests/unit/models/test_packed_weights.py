@@ -22,7 +22,7 @@ from minisgl_backend.layers.quant.stored import StoredLinear
 from minisgl_backend.models import packed_file
 from minisgl_backend.models.decoder import Decoder
 from minisgl_backend.models.folder import read_model_spec
-from minisgl_backend.models.load import NativeLoad, load_model
+from minisgl_backend.models.load import LoadKernels, Packing, load_model
 from minisgl_backend.models.packed_file import PackedStore, open_packed, packed_path
 
 SHAPE, DTYPE = (3, 5, 16), torch.float32
@@ -141,10 +141,10 @@ def load(
     """With native products, and what was said."""
     said: list[str] = []
     library = native_library()
-    native = NativeLoad(NativeKernels(library), library.ops.linear, cache, said.append)
+    kernels = LoadKernels(NativeKernels(library), Packing(library.ops.linear, cache, said.append))
     with torch.inference_mode():
         spec = read_model_spec(folder)
-        return load_model(spec, folder, torch.device("cpu"), getattr(torch, dtype), 64, quantization, native), said
+        return load_model(spec, folder, torch.device("cpu"), getattr(torch, dtype), 64, quantization, kernels), said
 
 
 def products(model: Decoder) -> set[str]:
