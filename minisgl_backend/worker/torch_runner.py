@@ -207,15 +207,15 @@ def build_torch_runner(
         progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
         host_peak = HostPeak()
-        native = kernels.native_load()
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, native)
+        with_kernels = kernels.load()
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, with_kernels)
         progress(_weights_line(weight_bytes(model), host_peak.bytes()))
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
         def runner(num_pages: int) -> TorchRunner:
             pool = PagedKvPool(shape, num_pages, config.page_size, device.torch_device)
-            attention = kernels.attention(pool, variants)
+            attention = kernels.attention(pool, variants, spec.num_heads)
             table_pages = -(-context_tokens // config.page_size)
             return TorchRunner(
                 model,
