@@ -38,6 +38,11 @@ _WORKSPACE_BYTES = 128 << 20
 _GRAPH_SCHEDULE_BYTES = 1 << 20
 """Of each recording, instead of 8 MiB: three numbers for each of some thousand blocks of decode rows take 64 KiB."""
 
+_KERNELS = "fa2"
+"""Of FlashInfer's families the one for every GPU from Ampere on. Not its "auto": what that takes, and compiles, hangs on
+the rows of a step. Nobody has measured FA3 here, which is for Hopper; eight sources, one took eight minutes to compile.
+"""
+
 _TENSOR_CORE_GROUP = 4
 """Query heads of a KV head from which on decode rows go to matrix instructions, whose tiles have 16 queries. Those
 without a kernel for CUDA cores (5, 7, 9 …) are among them.
@@ -110,11 +115,11 @@ class _Wrappers:
         return tuple(_Planned(variant, new()) for variant in dict.fromkeys(self.variants))
 
     def new_chunks(self) -> PagedWrapper:
-        return self.flashinfer.chunks(self.workspace, "NHD", backend=self.flashinfer.chunk_kernels)
+        return self.flashinfer.chunks(self.workspace, "NHD", backend=_KERNELS)
 
     def new_decode(self, **graph: Tensor | bool) -> PagedWrapper:
         tensor_cores = takes_tensor_cores(self.heads, self.pool.layer(0)[0].shape[2])
-        return self.flashinfer.decode(self.workspace, "NHD", use_tensor_cores=tensor_cores, backend="fa2", **graph)
+        return self.flashinfer.decode(self.workspace, "NHD", use_tensor_cores=tensor_cores, backend=_KERNELS, **graph)
 
     def plan(self, wrappers: Sequence[_Planned], *rows: Ints | Tensor, **phase: bool) -> None:
         """rows: what a plan takes by position, numpy's on the host."""

@@ -54,7 +54,9 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
         variant_owns_mask=False,
         max_total_num_rows=None,
     ):
-        check(backend in ("auto", "fa2", "fa3"), f"backend {backend}")
+        check(
+            backend == "fa2", f"backend {backend}: another is compiled when rows are long, or short, for the first time"
+        )
         used = ("float_workspace_buffer", "kv_layout", "backend")
         only(BatchPrefillWithPagedKVCacheWrapper.__init__, locals(), *used)
         buffers = (paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)

@@ -46,7 +46,6 @@ class FlashInfer:
     version: str
     chunks: WrapperClass  # BatchPrefillWithPagedKVCacheWrapper
     decode: WrapperClass  # BatchDecodeWithPagedKVCacheWrapper
-    chunk_kernels: str  # "fa2", or "fa3" for Hopper. Never "auto": which it takes, and compiles, then hangs on a step
 
 
 class FlashInferMissing(Exception):
@@ -68,5 +67,4 @@ def load_flashinfer(capability: tuple[int, int]) -> FlashInfer:
         version=package.__version__,
         chunks=package.BatchPrefillWithPagedKVCacheWrapper,
         decode=package.BatchDecodeWithPagedKVCacheWrapper,
-        chunk_kernels="fa3" if capability[0] == 9 else "fa2",
     )

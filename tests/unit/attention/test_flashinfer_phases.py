@@ -36,7 +36,7 @@ def fake_flashinfer(made: list[Any]) -> FlashInfer:
         return new
 
     wrappers = fake.BatchPrefillWithPagedKVCacheWrapper, fake.BatchDecodeWithPagedKVCacheWrapper
-    return FlashInfer("fake", *map(noting, wrappers), "fa2")
+    return FlashInfer("fake", *map(noting, wrappers))
 
 
 # Decode rows between chunks, so that neither phase's tokens lie together; prefixes that end within a page and at its

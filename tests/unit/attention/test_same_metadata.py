@@ -35,7 +35,7 @@ class Backends:
         self.pool = PagedKvPool(KvShape(1, 1, 64, torch.float16), PAGES, page_size, torch.device("cpu"))
         self.wrappers: list[Any] = []
         self.flashinfer = FlashInferPhases(
-            self.pool, VARIANTS, 1, FlashInfer("fake", self._chunks, self._decode, "fa2"), HostStreams().mark
+            self.pool, VARIANTS, 1, FlashInfer("fake", self._chunks, self._decode), HostStreams().mark
         )
         self.torch = TorchAttention(self.pool, VARIANTS)
 

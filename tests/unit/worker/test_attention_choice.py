@@ -33,7 +33,7 @@ def pool(head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> PagedKvPool
 
 def there(capability: tuple[int, int]) -> FlashInfer:
     wrappers = fake.BatchPrefillWithPagedKVCacheWrapper, fake.BatchDecodeWithPagedKVCacheWrapper
-    return FlashInfer("fake", *wrappers, "fa2")
+    return FlashInfer("fake", *wrappers)
 
 
 def absent(capability: tuple[int, int]) -> FlashInfer:
