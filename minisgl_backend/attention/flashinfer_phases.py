@@ -39,7 +39,7 @@ _GRAPH_SCHEDULE_BYTES = 1 << 20
 """Of each recording, instead of 8 MiB: three numbers for each of some thousand blocks of decode rows take 64 KiB."""
 
 _KERNELS = "fa2"
-"""Of FlashInfer's families the one for every GPU from Ampere on. Not its "auto": what that takes, and compiles, hangs on
+"""Of FlashInfer's families the one for every GPU from Ampere on. Not its "auto": what it takes, and compiles, hangs on
 the rows of a step. Nobody has measured FA3 here, which is for Hopper; eight sources, one took eight minutes to compile.
 """
 
