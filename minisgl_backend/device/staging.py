@@ -26,7 +26,7 @@ _LEAST_BYTES = 4096
 
 
 class Staging:
-    """Owns the buffers of one device. For one thread at a time, but for Download.array."""
+    """Owns the buffers of one device. For one thread at a time, but for Download.tensor."""
 
     def __init__(self, streams: Streams, buffers: int = _BUFFERS) -> None:
         self.streams = streams
@@ -82,15 +82,15 @@ class Download:
         self._free = free
         self._buffer = buffer
 
-    def array(self) -> npt.NDArray[Any]:
-        """Waits for it. Once."""
+    def tensor(self) -> Tensor:
+        """Waits for it → on the host. Once."""
         self._there.wait()
         if self._buffer is None:
-            return self._host.numpy()
-        array = self._host.numpy().copy()
+            return self._host
+        tensor = self._host.clone()
         self._free.append(self._buffer)
         self._buffer = None
-        return array
+        return tensor
 
 
 class _Buffer:

@@ -82,18 +82,18 @@ def test_what_comes_down_is_read_when_it_is_there_and_its_buffer_serves_again() 
     for step in range(6):
         results = [streams.compute(lambda n=n: torch.arange(n, n + 4)) for n in (step, step + 100)]  # type: ignore[misc]
         downs = [staging.download(result, (4,), torch.int64) for result in results]
-        first = downs[0].array()
+        first = downs[0].tensor()
         assert streams.pending, "the second is not waited for"
         assert first.tolist() == list(range(step, step + 4))
-        assert downs[1].array().tolist() == list(range(step + 100, step + 104))
+        assert downs[1].tensor().tolist() == list(range(step + 100, step + 104))
     assert len(streams.buffers) == 2, "as many as were on their way at a time"
 
 
 def test_an_array_that_was_read_stays_when_its_buffer_serves_another() -> None:
     streams = DelayedStreams()
     staging = Staging(streams)
-    first = staging.download(streams.compute(lambda: torch.arange(4)), (4,), torch.int64).array()
-    assert staging.download(streams.compute(lambda: torch.zeros(4).long()), (4,), torch.int64).array().sum() == 0
+    first = staging.download(streams.compute(lambda: torch.arange(4)), (4,), torch.int64).tensor()
+    assert staging.download(streams.compute(lambda: torch.zeros(4).long()), (4,), torch.int64).tensor().sum() == 0
     assert first.tolist() == [0, 1, 2, 3]
 
 
@@ -105,4 +105,4 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     for array, tensor in zip(sent, tensors, strict=True):
         assert tensor.data_ptr() == array.ctypes.data or not array.size
     result = staging.streams.compute(lambda: torch.arange(3))
-    assert staging.download(result, (3,), torch.int64).array().ctypes.data == result.value.data_ptr()
+    assert staging.download(result, (3,), torch.int64).tensor() is result.value
