@@ -177,6 +177,25 @@ def test_a_models_products_are_native_and_give_what_torchs_give(
             torch.testing.assert_close(model.lm_head(x), reference.lm_head(x), rtol=most, atol=most)
 
 
+def test_weights_of_the_same_name_size_and_times_are_not_taken_for_those_that_were_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cp -p`, `rsync -t` and layers of images leave them."""
+    monkeypatch.setattr("minisgl_backend.models.load._LEAST_KEPT_BYTES", 0)
+    folder, other = (write_random_llama(tmp_path / f"model {seed}", seed=seed) for seed in (1, 2))
+    load(folder, tmp_path)
+    file = folder / "model.safetensors"
+    state = file.stat()
+    file.write_bytes((other / file.name).read_bytes())
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file.stat().st_size == state.st_size
+    replaced, said = load(folder, tmp_path)
+    assert said[0] == "packing weights, once"
+    expected, _ = load(other, tmp_path)
+    x = torch.ones(1, 32)
+    assert torch.equal(replaced.layers[0].attention.qkv(x), expected.layers[0].attention.qkv(x))
+
+
 def test_quantised_products_stay_what_they_are(tmp_path: Path) -> None:
     model, _ = load(write_random_llama(tmp_path / "model"), tmp_path, quantization="int8")
     assert products(model) == {"StoredLinear"} and isinstance(model.layers[0].attention.o, StoredLinear)
