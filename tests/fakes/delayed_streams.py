@@ -55,7 +55,10 @@ class DelayedStreams:
         assert any(_within(host, buffer) for buffer in self.buffers), "a device copies from its own buffers only"
         device = torch.full_like(host, POISON)
         copied = self._up.put(lambda: _copy(device, host))
-        self._compute.put(copied.reach)
+        if self._compute.busy:  # the work that is being done sends for itself: on a device it is launched in pieces
+            copied.reach()
+        else:
+            self._compute.put(copied.reach)
         return device, copied
 
     def download(self, source: Later[Tensor], host: Tensor) -> Event:
@@ -77,14 +80,21 @@ class _Queue:
         self.work: deque[Callable[[], None]] = deque()
         self.done = 0
         self.waits = 0
+        self.busy = False
 
     def put(self, work: Callable[[], None]) -> _Place:
         self.work.append(work)
         return _Place(self, self.done + len(self.work))
 
+    @torch.inference_mode()
     def reach(self, place: int) -> None:
         while self.done < place:
-            self.work[0]()
+            assert not self.busy, f"work in the queue {self.name} waits for what stands behind it"
+            self.busy = True
+            try:
+                self.work[0]()
+            finally:
+                self.busy = False
             self.work.popleft()
             self.done += 1
 
@@ -117,8 +127,7 @@ class _Later(Generic[T]):
         self._value: list[T] = []
 
     def run(self) -> None:
-        with torch.inference_mode():
-            self._value.append(self._work())
+        self._value.append(self._work())
 
     @property
     def value(self) -> T:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fakes.delayed_streams import DelayedStreams
 from minisgl_backend.device.staging import Staging
-from minisgl_backend.device.streams import HostStreams, Later
+from minisgl_backend.device.streams import PASSED, Event, HostStreams, Later
 
 Arrays = list[npt.NDArray[Any]]
 
@@ -65,6 +65,19 @@ def test_no_buffer_is_written_while_the_device_still_reads_it(buffers: int) -> N
     assert all(later.value for later in arrived)
     assert streams.waits["up"] == 40 - buffers and streams.waits["compute"] == 0, "the host waits for copies alone"
     assert len(streams.buffers) == buffers
+
+
+def test_a_buffer_that_is_not_waited_for_shows() -> None:
+    """What the tests here rest on."""
+
+    class Hasty(DelayedStreams):
+        def upload(self, host: Tensor) -> tuple[Tensor, Event]:
+            return super().upload(host)[0], PASSED
+
+    streams = Hasty()
+    staging = Staging(streams, 2)
+    sent = [staging.upload([np.full(5, step)])[0] for step in range(3)]
+    assert streams.compute(lambda: [int(tensor[0]) for tensor in sent]).value == [2, 1, 2]
 
 
 def test_a_buffer_that_is_too_small_grows_only_when_it_is_free() -> None:
