@@ -38,7 +38,7 @@ def extend_tile(heads: int, kv_heads: int, head_dim: int, item_bytes: int) -> Ex
     """Chosen by reasoning, not measured on a GPU yet; without spilled registers on those that it was compiled for."""
     columns = max(16, triton.next_power_of_2(head_dim))
     if item_bytes == 4:  # products in fp32 keep their operands in registers
-        queries, keys, warps, stages = (32, 32, 4, 1) if columns <= 128 else (16, 16, 4, 1)
+        queries, keys, warps, stages = (32, 16, 4, 1) if columns <= 128 else (16, 16, 4, 1)
     elif columns <= 128:
         queries, keys, warps, stages = 128, 64, 8, 3
     else:
