@@ -42,6 +42,14 @@ class HeadPreparation:
         return self.kernels.prepare_heads(q, k, self)
 
 
+class Int8Product(Protocol):
+    """x · (values · scales) + bias, with weights in int8."""
+
+    def __call__(self, x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """x [tokens, in], values int8 [out, in], scales fp32 [out, 1], bias [out] of x's dtype → [tokens, out], new."""
+        ...
+
+
 class Kernels(Protocol):
     """See the module. Vectors may have gaps between them, not in them."""
 
@@ -74,6 +82,11 @@ class Kernels(Protocol):
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """tanh(x / cap) · cap. x without gaps."""
+        ...
+
+    @property
+    def int8_product(self) -> Int8Product | None:
+        """None: there is none, and layers unpack some rows at a time (layers/quant/stored.py)."""
         ...
 
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:

@@ -47,6 +47,10 @@ class TorchKernels:
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap
 
+    @property
+    def int8_product(self) -> None:
+        return None
+
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts(logits, top_k, renormalise=renormalise)
 

@@ -17,7 +17,7 @@ from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
 from minisgl_backend.layers.linear import Linear, LinearOp, NativeLinear, PackedProduct
 from minisgl_backend.layers.quant.int4 import Int4Rows
-from minisgl_backend.layers.quant.int8 import Int8Rows
+from minisgl_backend.layers.quant.int8 import Int8Linear, Int8Rows
 from minisgl_backend.layers.quant.stored import DenseRows, StoredEmbedding, StoredLinear, StoredRows
 from minisgl_backend.models.checkpoint import TensorSource
 from minisgl_backend.models.gguf_tensors import GgufTensors
@@ -83,6 +83,9 @@ class Weights:
         parts = [self._stored(f"{name}.weight") for name in names]
         if all(part is None for part in parts):
             return self._dense([f"{name}.weight" for name in names], added)
+        product, in_int8 = self.kernels.int8_product, [part for part in parts if isinstance(part, Int8Rows)]
+        if product is not None and len(in_int8) == len(parts):
+            return Int8Linear.joined(product, in_int8, added)
         return StoredLinear(
             [part or DenseRows(self.tensor(f"{name}.weight")) for part, name in zip(parts, names, strict=True)], added
         )

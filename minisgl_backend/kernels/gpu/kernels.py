@@ -10,11 +10,12 @@ from torch import Tensor
 from minisgl_backend.kernels.activation import GatedActivation
 from minisgl_backend.kernels.gpu.activation import gelu_tanh_mul_triton, silu_mul_triton, softcap_triton
 from minisgl_backend.kernels.gpu.heads import prepare_heads_triton
+from minisgl_backend.kernels.gpu.int8 import int8_product_triton
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton
 from minisgl_backend.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
 from minisgl_backend.kernels.gpu.routing import choose_experts_triton
 from minisgl_backend.kernels.gpu.rows import take_rows_triton
-from minisgl_backend.kernels.interface import HeadPreparation
+from minisgl_backend.kernels.interface import HeadPreparation, Int8Product
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing
 
 _ACTIVATIONS: Mapping[str, GatedActivation] = {"silu": silu_mul_triton, "gelu_tanh": gelu_tanh_mul_triton}
@@ -44,6 +45,10 @@ class TritonKernels:
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return softcap_triton(x, cap)
+
+    @property
+    def int8_product(self) -> Int8Product:
+        return int8_product_triton
 
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts_triton(logits, top_k, renormalise=renormalise)

@@ -53,6 +53,10 @@ class NativeKernels:
         out: Tensor = self.library.ops.softcap.default(x, cap)
         return out
 
+    @property
+    def int8_product(self) -> None:
+        return None
+
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts(logits, top_k, renormalise=renormalise)
 
