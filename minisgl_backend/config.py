@@ -24,6 +24,12 @@ SETTINGS_VARIABLE = "MINISGL_SETTINGS"
 Quantization = Literal["none", "int8", "int4", "gguf"]
 """How the weights of linear layers are kept."""
 
+ATTENTION = ("auto", "native", "torch", "triton", "flashinfer")
+"""Values of the setting `attention`."""
+
+PHASES = ("triton", "flashinfer")
+"""Those that a GPU can have for prompt chunks and for decode rows each."""
+
 MAX_CPU = 8191
 """Largest number of a CPU in the setting `cpu_cores`: what Linux can be built for."""
 
@@ -35,8 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # of weights and activations
     quantization: Quantization = "none"  # of the linear layers' weights at load; gguf: as they lie in the GGUF file
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:N"; "fake" computes no model (for load tests of the path)
-    kernels: Literal["auto", "native", "torch"] = "auto"  # native: our own for a CPU; auto: those, where they run
-    attention: Literal["auto", "native", "torch"] = "auto"  # attention backend; auto: with native kernels native
+    kernels: Literal["auto", "native", "triton", "torch"] = "auto"  # our own for a CPU, for a GPU; auto: where they run
+    attention: str = "auto"  # backend: of ATTENTION, or two of PHASES as in "flashinfer,triton": prompts, decode rows
     decode_graphs: bool = True  # decode steps are recorded once per number of rows and replayed, where they can be
     page_size: int = 16  # tokens per KV page
     token_budget: int = 1024  # tokens computed in one step, prompt chunks and decode rows together
@@ -128,11 +134,28 @@ def _check_together(config: EngineConfig) -> None:
         )
     if config.preempt and config.policy != "priority":
         raise ConfigError(f"setting 'preempt' needs 'policy' to be \"priority\", it is {config.policy!r}")
+    parse_attention(config.attention)
     parse_cpu_cores(config.cpu_cores)
     if config.cpu_cores and config.executor != "process":
         raise ConfigError(f"setting 'cpu_cores' needs 'executor' to be \"process\", it is {config.executor!r}")
     if config.target_itl_ms and not config.mixed:
         raise ConfigError("setting 'target_itl_ms' needs 'mixed': without it each prompt stops all running streams")
+
+
+def parse_attention(text: str) -> tuple[str, str]:
+    """The setting `attention` → the backend of prompt chunks, that of decode rows: "auto" → auto, auto.
+
+    Raises ConfigError for what is neither one of ATTENTION nor two of PHASES.
+    """
+    names = tuple(text.split(","))
+    if len(names) == 1 and text in ATTENTION:
+        return text, text
+    if len(names) == 2 and all(name in PHASES for name in names):
+        return names[0], names[1]
+    raise ConfigError(
+        f"setting 'attention' must be one of {', '.join(ATTENTION)}, or two of {' and '.join(PHASES)} as in "
+        f'"flashinfer,triton" (prompts, decode rows), got {text!r}'
+    )
 
 
 def parse_cpu_cores(text: str) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
             WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None
         )
         gc.freeze()
-        await WorkerActor(in_place(runner.run), inbox, to_scheduler, trace).run()
+        await WorkerActor(in_place(runner.launch), inbox, to_scheduler, trace).run()
     finally:
         trace.close()
         runner.close()

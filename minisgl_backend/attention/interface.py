@@ -5,9 +5,8 @@ The worker calls `begin` once per step; the model calls `attend` of what it retu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -74,11 +73,27 @@ class AttentionBackend(Protocol):
         ...
 
 
+class DecodeStep(Protocol):
+    """Decode rows over tensors that stay, so that a recording can be made of them."""
+
+    def begin(self) -> StepAttention:
+        """Begins the step, in the recording: what it computes on the device is computed again by each replay."""
+        ...
+
+    def refresh(self, starts: npt.NDArray[np.int64], page_tables: Tensor) -> None:
+        """Before the recording and before each replay, outside of it: what the host must do for the rows that come.
+
+        starts [rows]: where each row is now, on the host. page_tables: those of the step, filled already.
+        """
+        ...
+
+
+@runtime_checkable
 class RecordableAttention(AttentionBackend, Protocol):
     """A backend whose steps of decode rows can be recorded and replayed."""
 
-    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], StepAttention]:
-        """A step of decode rows alone: row i computes positions[i]. What it gives begins the step, in the recording.
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> DecodeStep:
+        """A step of decode rows alone: row i computes positions[i].
 
         positions [rows], page_tables [rows, n], int64, without gaps: the caller's, read again by each replay.
         """

@@ -7,10 +7,11 @@ are written anew for each step (`NativeStepAttention` over static ones).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class NativeAttention:
     def begin(self, rows: StepRows) -> NativeStepAttention:
         """See AttentionBackend."""
         lengths = np.ascontiguousarray(rows.lengths, np.int64)
-        return self._begin(
+        return self.begin_rows(
             NativeRows(
                 starts=torch.from_numpy(np.ascontiguousarray(rows.starts, np.int64)),
                 lengths=torch.from_numpy(lengths),
@@ -61,7 +62,7 @@ class NativeAttention:
             )
         )
 
-    def decode_step(self, positions: Tensor, page_tables: Tensor) -> Callable[[], NativeStepAttention]:
+    def decode_step(self, positions: Tensor, page_tables: Tensor) -> NativeDecodeStep:
         """See RecordableAttention."""
         rows = len(positions)
         index = torch.arange(rows)
@@ -74,14 +75,29 @@ class NativeAttention:
             singles=index,
             chunks=torch.empty(0, dtype=torch.int64),
         )
-        return lambda: self._begin(native)
+        return NativeDecodeStep(self, native)
 
-    def _begin(self, rows: NativeRows) -> NativeStepAttention:
+    def begin_rows(self, rows: NativeRows) -> NativeStepAttention:
         """Computes where the rows' tokens go, in one launch."""
         self._library.ops.fill_places.default(
             rows.places, rows.starts, rows.lengths, rows.begins, rows.page_tables, self._pool.page_size
         )
         return NativeStepAttention(self._pool, self._variants, self._library, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDecodeStep:
+    """See DecodeStep. Kernels read all there is to know themselves, when they run."""
+
+    attention: NativeAttention
+    rows: NativeRows
+
+    def begin(self) -> NativeStepAttention:
+        """See DecodeStep."""
+        return self.attention.begin_rows(self.rows)
+
+    def refresh(self, starts: npt.NDArray[np.int64], page_tables: Tensor) -> None:
+        """See DecodeStep."""
 
 
 @dataclass(frozen=True, slots=True)

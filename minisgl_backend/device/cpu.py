@@ -8,6 +8,7 @@ import torch
 
 from minisgl_backend.device import machine
 from minisgl_backend.device.machine import default_threads, has_native_bf16
+from minisgl_backend.device.streams import HostStreams, Streams
 
 _GIB = 1 << 30
 _KV_SHARE = 0.25  # of the memory still free: the rest is for the page cache of mapped weights, and for Triton
@@ -19,6 +20,7 @@ class CpuDevice:
 
     def __init__(self, threads: int = 0) -> None:
         torch.set_num_threads(threads or default_threads())
+        self.streams: Streams = HostStreams()
 
     @property
     def name(self) -> str:
@@ -29,6 +31,10 @@ class CpuDevice:
     def torch_device(self) -> torch.device:
         return torch.device("cpu")
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        return 0, 0
+
     def free_memory_bytes(self) -> int:
         return machine.free_memory_bytes()
 
@@ -37,6 +43,9 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """CPU work is done when its call returns."""
+
+    def recorder(self) -> None:
+        """None: who has native kernels records their calls (kernels/native/recording.py)."""
 
     def automatic_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         """fp32, except a bf16 checkpoint on a processor with bf16 dot or matrix instructions.
@@ -53,5 +62,8 @@ class CpuDevice:
         return 0
 
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
-        """The smallest of: useful_bytes, a quarter of the free memory, 4 GiB. `utilization` is for GPUs."""
-        return min(useful_bytes, int(self.free_memory_bytes() * _KV_SHARE), _KV_CAP_BYTES)
+        """The smallest of: useful_bytes, a quarter of the memory that is free beside peak_bytes, 4 GiB. `utilization`
+        is for GPUs.
+        """
+        free = max(self.free_memory_bytes() - peak_bytes, 0)
+        return min(useful_bytes, int(free * _KV_SHARE), _KV_CAP_BYTES)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from minisgl_backend.device.cuda_graphs import CudaRecorder
+from minisgl_backend.device.cuda_streams import CudaStreams
+from minisgl_backend.device.graph import Recorder
 from minisgl_backend.device.machine import default_threads
+from minisgl_backend.device.streams import Streams
 from minisgl_backend.errors import ConfigError
 
 _SPARE_BYTES = 256 << 20  # kernels loaded later, allocator fragmentation
@@ -28,6 +32,7 @@ class CudaDevice:
         torch.set_num_threads(threads or default_threads())
         torch.cuda.set_device(index)
         self._index = index
+        self.streams: Streams = CudaStreams(index)
 
     @property
     def name(self) -> str:
@@ -36,6 +41,10 @@ class CudaDevice:
     @property
     def torch_device(self) -> torch.device:
         return torch.device("cuda", self._index)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return torch.cuda.get_device_capability(self._index)
 
     def free_memory_bytes(self) -> int:
         """What the driver has free, and what torch holds for later use without using it."""
@@ -48,6 +57,10 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._index)
+
+    def recorder(self) -> Recorder:
+        """See Device."""
+        return CudaRecorder(self._index)
 
     def automatic_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         """The checkpoint's own, when it has 16 bits; else bf16, or fp16 on GPUs older than Ampere."""
@@ -80,7 +93,7 @@ class CudaDevice:
         return min(share, self.free_memory_bytes()) - peak_bytes - _SPARE_BYTES
 
     def _computes_bf16(self) -> bool:
-        return torch.cuda.get_device_capability(self._index) >= (8, 0)
+        return self.capability >= (8, 0)
 
 
 def cuda_present() -> bool:

@@ -14,6 +14,8 @@ import torch
 
 from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.device.cuda import CudaDevice, cuda_present
+from minisgl_backend.device.graph import Recorder
+from minisgl_backend.device.streams import Streams
 from minisgl_backend.errors import ConfigError
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -26,6 +28,11 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """For the operator: "cpu (AVX2, 2 threads)", "cuda:0 (NVIDIA H200)"."""
+        ...
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Of a GPU, CUDA's compute capability: (9, 0) for an H200. (0, 0): it is none."""
         ...
 
     @property
@@ -43,6 +50,15 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Returns when all work submitted so far is done; raises what went wrong in it."""
+        ...
+
+    @property
+    def streams(self) -> Streams:
+        """Its queues; always the same ones."""
+        ...
+
+    def recorder(self) -> Recorder | None:
+        """A new one, for the steps of one runner. None: the device itself records nothing."""
         ...
 
     def automatic_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
@@ -63,7 +79,8 @@ class Device(Protocol):
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
         """How large the KV pool may be once the weights are loaded.
 
-        utilization: the setting gpu_memory_utilization. peak_bytes: activations of the largest step.
+        utilization: the setting gpu_memory_utilization. peak_bytes: activations of the largest step,
+        and what recordings hold.
         useful_bytes: the pool that holds every slot at the context limit: more is never used without a cache.
         """
         ...

@@ -1,7 +1,8 @@
 """What layers ask of kernels beside their products: one set of functions for each kind of device.
 
-`torch_kernels.py` holds the reference, which runs everywhere; `native/kernels.py` those of our own for a CPU. Chosen
-once per engine and passed to the layers when a model is built. All outputs are new tensors, unless it says otherwise.
+`torch_kernels.py` holds the reference, which runs everywhere; `native/kernels.py` those of our own for a CPU,
+`gpu/kernels.py` those for a GPU. Chosen once per engine and passed to the layers when a model is built. All outputs are
+new tensors, unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from minisgl_backend.kernels.activation import GatedActivation
+from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class HeadPreparation:
         return self.kernels.prepare_heads(q, k, self)
 
 
+class Int8Product(Protocol):
+    """x · (values · scales) + bias, with weights in int8."""
+
+    def __call__(self, x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """x [tokens, in], values int8 [out, in], scales fp32 [out, 1], bias [out] of x's dtype → [tokens, out], new."""
+        ...
+
+
 class Kernels(Protocol):
     """See the module. Vectors may have gaps between them, not in them."""
 
@@ -64,9 +74,25 @@ class Kernels(Protocol):
         ...
 
     def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
-        """table [rows, size], index [n] int32 or int64 → [n, size]: table[index] · factor. Raises IndexError."""
+        """table [rows, size], index [n] int32 or int64 → [n, size]: table[index] · factor.
+
+        Raises IndexError; on a GPU, where nobody waits for that, a row that is not there may come out as NaN instead.
+        """
         ...
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """tanh(x / cap) · cap. x without gaps."""
+        ...
+
+    @property
+    def int8_product(self) -> Int8Product | None:
+        """None: there is none, and layers unpack some rows at a time (layers/quant/stored.py)."""
+        ...
+
+    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
+        """See kernels/moe.py."""
+        ...
+
+    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden] of x's dtype, new: the sums of weight · expert(x), in fp32."""
         ...

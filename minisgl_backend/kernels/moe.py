@@ -1,6 +1,7 @@
 """The experts of a sparse MLP: each token through its own few gated MLPs, and their outputs added up.
 
-A reference in the plainest form, and the variant for CPUs. `moe_triton.py` holds the one for GPUs; `experts_op` picks.
+A reference in the plainest form, and the one of the layers (see Kernels). `gpu/moe.py` and `gpu/routing.py` hold those
+for a GPU.
 Mixtures of experts: Shazeer et al. 2017; tokens grouped by expert instead of padded to a capacity: MegaBlocks, Gale et
 al. 2022.
 """
@@ -69,13 +70,15 @@ ExpertsOp = Callable[[Tensor, Routing, ExpertWeights, ExpertActivation], Tensor]
 """x [tokens, hidden] → [tokens, hidden] of x's dtype, new: the sums of weight · expert(x), in fp32."""
 
 
-def experts_op(device: torch.device) -> ExpertsOp:
-    """The variant for a kind of device. Triton, a gigabyte of compiler, is loaded for CUDA only."""
-    if device.type != "cuda":
-        return mix_experts
-    from minisgl_backend.kernels.moe_triton import mix_experts_triton
+def choose_experts(logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
+    """A router's logits [tokens, experts] fp32 → the top_k experts of each token, the greatest logit first.
 
-    return mix_experts_triton
+    renormalise: their weights are a softmax over the chosen, and add up to one; else they are of one over all. Of equal
+    logits the expert with the lower number wins (torch.topk promises no order); NaN is above all.
+    """
+    ordered, experts = logits.sort(dim=-1, descending=True, stable=True)
+    weights = torch.softmax(ordered[:, :top_k] if renormalise else ordered, dim=-1)[:, :top_k]
+    return Routing(experts[:, :top_k], weights)
 
 
 def mix_experts_reference(x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
@@ -89,7 +92,7 @@ def mix_experts_reference(x: Tensor, routing: Routing, experts: ExpertWeights, a
 
 
 def mix_experts(x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
-    """See ExpertsOp. For CPUs: places sorted by expert, then one pass over those experts that anybody chose.
+    """See ExpertsOp: places sorted by expert, then one pass over those experts that anybody chose. The host asks who.
 
     No weight is copied, and beside the output nothing is larger than what one expert's tokens need. A token's outputs
     are added in the order of the experts' numbers, whatever other tokens there are.

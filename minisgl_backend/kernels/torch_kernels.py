@@ -9,6 +9,7 @@ from torch import Tensor
 
 from minisgl_backend.kernels.activation import GATED_ACTIVATIONS, GatedActivation
 from minisgl_backend.kernels.interface import HeadPreparation
+from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing, choose_experts, mix_experts
 from minisgl_backend.kernels.norm import rms_norm
 from minisgl_backend.kernels.rotary import apply_rotary
 
@@ -45,6 +46,16 @@ class TorchKernels:
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap
+
+    @property
+    def int8_product(self) -> None:
+        return None
+
+    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
+        return choose_experts(logits, top_k, renormalise=renormalise)
+
+    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
+        return mix_experts(x, routing, experts, activation)
 
 
 TORCH_KERNELS = TorchKernels()

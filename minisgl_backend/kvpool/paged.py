@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,15 +47,14 @@ class PagedKvPool:
         """Views of one layer's keys and values, each [num_pages + 1, page_size, num_kv_heads, head_dim]."""
         return self._k[index], self._v[index]
 
-    def clear(self, pages: Sequence[int]) -> None:
-        """Zeros in all layers of `pages`.
+    def clear(self, pages: Tensor) -> None:
+        """Zeros in all layers of `pages`, int64 on the device.
 
         A hidden place has weight 0 in attention, and 0 · NaN is NaN: what one sequence has left in a page would spoil
         the next one that holds it, for as long as it has not filled it.
         """
-        index = torch.tensor(pages, dtype=torch.int64, device=self._k.device)
-        self._k.index_fill_(1, index, 0.0)
-        self._v.index_fill_(1, index, 0.0)
+        self._k.index_fill_(1, pages, 0.0)
+        self._v.index_fill_(1, pages, 0.0)
 
 
 def _zeros(dims: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.moe import NO_EXPERT, ExpertActivation, ExpertsOp, ExpertWeights, Routing
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.linear import LinearOp
 from minisgl_backend.layers.mlp import Mlp
 
@@ -22,24 +24,22 @@ class Router:
 
     A choice is a function of the token's own row. Products sum in an order that depends on the size of the batch, so
     logits in fp32 would differ in their last bits, and with them, between two close experts, the choice. These are
-    summed in fp64 and rounded to fp32, which is coarser than any order of summing. Of equal logits the expert with the
-    lower number wins (torch.topk promises no order).
+    summed in fp64 and rounded to fp32, which is coarser than any order of summing. Equal logits: see `choose_experts`.
     """
 
     weight: Tensor  # [experts, hidden] fp64
     bias: Tensor | None  # [experts] fp64
     top_k: int
     renormalise: bool  # the chosen weights add up to one: a softmax over the chosen; else they are of one over all
+    kernels: Kernels = TORCH_KERNELS
 
     def __call__(self, x: Tensor, padding: Tensor | None = None) -> Routing:
         """x [tokens, hidden]. padding [tokens] bool: True where a row is no token and must reach no expert."""
         logits = F.linear(x.double(), self.weight, self.bias).float()
-        ordered, experts = logits.sort(dim=-1, descending=True, stable=True)
-        weights = torch.softmax(ordered[:, : self.top_k] if self.renormalise else ordered, dim=-1)[:, : self.top_k]
-        experts = experts[:, : self.top_k]
-        if padding is not None:
-            experts = experts.masked_fill(padding[:, None], NO_EXPERT)
-        return Routing(experts, weights)
+        routing = self.kernels.choose_experts(logits, self.top_k, renormalise=self.renormalise)
+        if padding is None:
+            return routing
+        return Routing(routing.experts.masked_fill(padding[:, None], NO_EXPERT), routing.weights)
 
 
 @dataclass(frozen=True, slots=True)

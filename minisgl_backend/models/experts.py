@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, experts_op
+from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights
 from minisgl_backend.layers.mlp import GatedMlp
 from minisgl_backend.layers.moe import Router, SharedExpert, SparseMlp
 from minisgl_backend.models.spec import ModelSpec, MoeSpec
@@ -24,7 +24,7 @@ def build_sparse_mlp(moe: MoeSpec, spec: ModelSpec, names: WeightNames, weights:
         _router(moe, names, weights, at),
         stack.from_one_each(names, at) if not names.experts_gate_up else stack.from_stacked(names, at),
         _activation(moe, spec),
-        experts_op(weights.device),
+        weights.kernels.mix_experts,
         _shared(moe, spec, names, weights, at),
     )
 
@@ -33,7 +33,7 @@ def _router(moe: MoeSpec, names: WeightNames, weights: Weights, at: str) -> Rout
     wide = torch.float64
     weight = weights.tensor(f"{at}.{names.router}.weight", wide)
     bias = weights.tensor(f"{at}.{names.router}.bias", wide) if moe.biases else None
-    return Router(weight, bias, moe.top_k, moe.renormalise)
+    return Router(weight, bias, moe.top_k, moe.renormalise, weights.kernels)
 
 
 def _activation(moe: MoeSpec, spec: ModelSpec) -> ExpertActivation:

@@ -27,11 +27,11 @@ from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
 from minisgl_backend.models.packed_file import PackedInMemory, PackedStore, open_packed, packed_path
 from minisgl_backend.models.quantization import check_quantization
-from minisgl_backend.models.read_ahead import weight_files
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
+from minisgl_backend.models.weight_files import weight_files
 from minisgl_backend.models.weight_names import WeightNames
 from minisgl_backend.models.weights import NativeProducts, Weights
 
@@ -39,13 +39,23 @@ _LEAST_KEPT_BYTES = 32 << 20  # of a model's files
 
 
 @dataclass(frozen=True, slots=True)
-class NativeLoad:
-    """What a load with native kernels is given beside the model."""
+class Packing:
+    """Dense products over packed weights, for the CPU."""
 
-    kernels: Kernels  # of the layers
     product: PackedProduct  # `linear` of a native library
     cache: Path  # the folder where packed weights are kept
     progress: Callable[[str], None]  # gets a line where weights are packed
+
+
+@dataclass(frozen=True, slots=True)
+class LoadKernels:
+    """What a model is built to compute with."""
+
+    layers: Kernels = TORCH_KERNELS
+    packing: Packing | None = None  # None: dense products are torch's
+
+
+WITH_TORCH = LoadKernels()
 
 
 def load_model(
@@ -55,28 +65,25 @@ def load_model(
     dtype: torch.dtype,
     context_tokens: int,
     quantization: Quantization = "none",
-    native: NativeLoad | None = None,
+    kernels: LoadKernels = WITH_TORCH,
 ) -> Decoder:
-    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported.
-
-    native: makes dense products and what lies between them native, for the CPU.
-    """
-    source = open_source(spec, path)
-    if native is None:
-        return build_decoder(spec, source, device, dtype, context_tokens, quantization)
-    with _packed_store(native, path, dtype, quantization) as store:
+    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported."""
+    source, packing = open_source(spec, path), kernels.packing
+    if packing is None:
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers)
+    with _packed_store(packing, path, dtype, quantization) as store:
         # What is packed is read from a source of its own: the pages that it has mapped are let go of with it.
-        products = NativeProducts(native.kernels, native.product, store, open_source(spec, path))
-        return build_decoder(spec, source, device, dtype, context_tokens, quantization, products)
+        native = NativeProducts(packing.product, store, open_source(spec, path))
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, native)
 
 
 def _packed_store(
-    native: NativeLoad, path: Path, dtype: torch.dtype, quantization: Quantization
+    packing: Packing, path: Path, dtype: torch.dtype, quantization: Quantization
 ) -> AbstractContextManager[PackedStore]:
     """A small model is packed in less time than a file is worth, and tests make thousands of them."""
     if sum(file.stat().st_size for file in weight_files(path)) < _LEAST_KEPT_BYTES:
         return nullcontext(PackedInMemory())
-    return open_packed(packed_path(native.cache, path, dtype, quantization), native.progress)
+    return open_packed(packed_path(packing.cache, path, dtype, quantization), packing.progress)
 
 
 def open_source(spec: ModelSpec, path: Path) -> TensorSource:
@@ -91,6 +98,7 @@ def build_decoder(
     dtype: torch.dtype,
     context_tokens: int,
     quantization: Quantization = "none",
+    kernels: Kernels = TORCH_KERNELS,
     native: NativeProducts | None = None,
 ) -> Decoder:
     """Checks every tensor's name and shape, then reads them one by one; see Weights.
@@ -100,7 +108,7 @@ def build_decoder(
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
     check_quantization(quantization, spec, gguf=isinstance(source, GgufTensors))
-    weights = Weights(source, device, dtype, quantization, native)
+    weights = Weights(source, device, dtype, quantization, kernels, native)
     return _Builder(spec, FAMILIES[spec.architecture].names, weights).decoder(context_tokens)
 
 

@@ -2,8 +2,7 @@
 one machine share the pages.
 
     [tensor] [tensor] …   each from a whole page on
-    index                 JSON: name → where it begins, shape
-    tail                  bytes of the index (8, little-endian), then the mark
+    index, tail           see packed_index.py
 
 A file gets its name when it is whole and on the disk: pages that a crash has left out would be zeros, and weights of 0
 are no error. The name says which model, weights and layout it is of (`packed_path`).
@@ -33,16 +32,13 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.kernels.native.packed import LAYOUT
-from minisgl_backend.models.read_ahead import weight_files
+from minisgl_backend.models.packed_index import PackedEntries, packed_folder, packed_suffix, read_index, write_index
 
-_MARK = b"minisgl\1"
-_TAIL_BYTES = 16
 _LEFT_FREE_BYTES = 1 << 30  # of the disk
 _KEPT_DAYS = 30  # since a file was last opened
 _REPLACED_KEPT_DAYS = 1  # of one whose model has other weights by now; two machines may see two models at one path
 
 Progress = Callable[[str], None]
-_Entries = dict[str, tuple[int, tuple[int, ...]]]
 
 
 class PackedStore(Protocol):
@@ -61,10 +57,12 @@ class PackedInMemory:
 
 
 def packed_path(cache: Path, model: Path, dtype: torch.dtype, quantization: str) -> Path:
-    """The file of a model's folder or GGUF file under `cache`: OF-WEIGHTS.bin, the second by the weights' files."""
+    """The file of a model's folder or GGUF file under `cache`: OF-WEIGHTS-DTYPE.bin, the second by what is in the
+    weights' files. Raises OSError.
+    """
     of = json.dumps([LAYOUT, str(model.resolve()), str(dtype), quantization])
-    files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model)]
-    return cache / "packed" / f"{_digest(of)}-{_digest(json.dumps(files))}.bin"
+    name = hashlib.sha256(of.encode()).hexdigest()[:16]
+    return packed_folder(cache) / f"{name}{packed_suffix(model, str(dtype).removeprefix('torch.'))}"
 
 
 @contextmanager
@@ -100,7 +98,7 @@ def _begin(path: Path, stack: contextlib.ExitStack, progress: Progress) -> Packe
 class _PackedFile:
     """A whole file."""
 
-    def __init__(self, file: BinaryIO, entries: _Entries) -> None:
+    def __init__(self, file: BinaryIO, entries: PackedEntries) -> None:
         self._file = file
         self._entries = entries
 
@@ -120,7 +118,7 @@ class _PackedWriter:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
         self._made = Path(name)
         self._file: BinaryIO | None = os.fdopen(handle, "w+b")
-        self._entries: _Entries = {}
+        self._entries: PackedEntries = {}
         self._began = time.monotonic()
         progress("packing weights, once")
 
@@ -150,9 +148,7 @@ class _PackedWriter:
         if self._file is None:
             return
         try:
-            index = json.dumps(self._entries).encode()
-            self._file.seek(0, os.SEEK_END)
-            self._file.write(index + len(index).to_bytes(8, "little") + _MARK)
+            write_index(self._file, self._entries)
             self._file.flush()
             os.fsync(self._file.fileno())
             self._made.replace(self._path)
@@ -177,27 +173,12 @@ def _open_whole(path: Path, stack: contextlib.ExitStack) -> _PackedFile | None:
         return None
     file = stack.enter_context(path.open("rb"))
     try:
-        entries = _read_index(file)
+        entries = read_index(file)
     except (ValueError, TypeError, AttributeError):
         return None
     with contextlib.suppress(OSError):  # it belongs to somebody else
         os.utime(path)
     return _PackedFile(file, entries)
-
-
-def _read_index(file: BinaryIO) -> _Entries:
-    """Raises ValueError, TypeError or AttributeError where it is none."""
-    size = file.seek(0, os.SEEK_END)
-    if size < _TAIL_BYTES:
-        raise ValueError("too short")
-    file.seek(size - _TAIL_BYTES)
-    tail = file.read()
-    begin = size - _TAIL_BYTES - int.from_bytes(tail[:8], "little")
-    if tail[8:] != _MARK or begin < 0:
-        raise ValueError("not whole")
-    file.seek(begin)
-    index = json.loads(file.read(size - _TAIL_BYTES - begin))
-    return {str(name): (int(offset), tuple(shape)) for name, (offset, shape) in index.items()}
 
 
 def _mapped(file: BinaryIO, offset: int, shape: tuple[int, ...], dtype: torch.dtype, access: int) -> Tensor:
@@ -244,7 +225,3 @@ def _give_heap_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -17,7 +17,7 @@ from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
 from minisgl_backend.layers.linear import Linear, LinearOp, NativeLinear, PackedProduct
 from minisgl_backend.layers.quant.int4 import Int4Rows
-from minisgl_backend.layers.quant.int8 import Int8Rows
+from minisgl_backend.layers.quant.int8 import Int8Linear, Int8Rows
 from minisgl_backend.layers.quant.stored import DenseRows, StoredEmbedding, StoredLinear, StoredRows
 from minisgl_backend.models.checkpoint import TensorSource
 from minisgl_backend.models.gguf_tensors import GgufTensors
@@ -28,9 +28,8 @@ _QUANTISE: Mapping[str, Callable[[Tensor], StoredRows]] = {"int8": Int8Rows.quan
 
 @dataclass(frozen=True, slots=True)
 class NativeProducts:
-    """Dense products by our own kernels, and what lies between them."""
+    """Dense products by our own kernels, for the CPU."""
 
-    kernels: Kernels
     product: PackedProduct
     store: PackedStore  # where packed weights lie
     source: TensorSource  # what is packed is read from here. What it has mapped goes when it does, at the load's end
@@ -45,7 +44,8 @@ class Weights:
     quantization: the setting. What is quantised are the products of the layers. Embedding and head stay in the model's
     dtype under int8 and int4, as do norms, routers and biases; under gguf they stay as they lie in the file too.
 
-    native: makes the products that are not quantised, if the dtype is one of theirs; routers stay as they are.
+    kernels: of the layers. native: makes the products that are not quantised, if the dtype is one of theirs; routers
+    stay as they are.
     """
 
     def __init__(
@@ -54,12 +54,13 @@ class Weights:
         device: torch.device,
         dtype: torch.dtype,
         quantization: Quantization = "none",
+        kernels: Kernels = TORCH_KERNELS,
         native: NativeProducts | None = None,
     ) -> None:
         assert native is None or device.type == "cpu", "native products are made for the CPU"
         self._source = source
         self._native = native if dtype in PACKED_DTYPES else None
-        self.kernels: Kernels = TORCH_KERNELS if native is None else native.kernels
+        self.kernels = kernels
         self.quantization = quantization
         self.device = device
         self.dtype = dtype
@@ -82,6 +83,9 @@ class Weights:
         parts = [self._stored(f"{name}.weight") for name in names]
         if all(part is None for part in parts):
             return self._dense([f"{name}.weight" for name in names], added)
+        product, in_int8 = self.kernels.int8_product, [part for part in parts if isinstance(part, Int8Rows)]
+        if product is not None and len(in_int8) == len(parts):
+            return Int8Linear.joined(product, in_int8, added)
         return StoredLinear(
             [part or DenseRows(self.tensor(f"{name}.weight")) for part, name in zip(parts, names, strict=True)], added
         )

@@ -107,6 +107,11 @@ class GrammarSlots:
                 outputs = unpack_tokens(admission.prompt)[len(admission.prompt) // 4 - admission.num_outputs :]
                 self._slots[admission.slot] = _Slot(grammar, tuple(unpack_tokens(grammar.end_ids)), list(outputs))
 
+    @property
+    def idle(self) -> bool:
+        """No slot has a grammar."""
+        return not self._slots
+
     def begin(self, slots: Rows) -> Future[TokenMasks] | None:
         """Begins to fill the masks of the rows that sample in this step, in their order. None: none has a grammar."""
         if not self._slots:

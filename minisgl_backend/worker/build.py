@@ -14,11 +14,15 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.locate import cache_folder
+from minisgl_backend.models.packed_index import last_packed
 from minisgl_backend.models.read_ahead import read_ahead
 from minisgl_backend.worker.runner import StepRunner
 
 Progress = Callable[[str], None]
 TokenBytes = Callable[[], Sequence[bytes]]
+
+_PACKED_DTYPES = {"auto": "*", "bf16": "bfloat16", "fp32": "float32"}  # the setting → torch's name
 
 
 def build_runner(
@@ -56,7 +60,7 @@ def import_torch(config: EngineConfig, folder: Path, progress: Progress) -> None
     if config.device == "fake" or "torch" in sys.modules:
         return
     progress("importing torch")
-    read_ahead(folder)
+    read_ahead(folder, lambda: _packed(config, folder))
     collecting = gc.isenabled()
     gc.disable()  # hundreds of thousands of objects are made, none of which goes: walking them is a sixth of the time
     try:
@@ -64,3 +68,12 @@ def import_torch(config: EngineConfig, folder: Path, progress: Progress) -> None
     finally:
         if collecting:
             gc.enable()
+
+
+def _packed(config: EngineConfig, folder: Path) -> Path | None:
+    """Where the weights of products probably come from, as far as can be told without torch; None: the checkpoint."""
+    dtype = _PACKED_DTYPES.get(config.dtype)
+    native = config.kernels in ("auto", "native") and config.device in ("auto", "cpu")
+    if dtype is None or not native or config.quantization != "none":
+        return None
+    return last_packed(cache_folder(), folder, dtype)

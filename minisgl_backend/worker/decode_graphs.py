@@ -1,9 +1,9 @@
 """Decode steps that are recorded once and replayed: from token ids to logits with one call.
 
 Where it stands in the flow: the runner asks for the logits of a step that has decode rows alone. Steps are recorded for
-certain numbers of rows, the sizes, when each first comes; a step in between is run as one of the next size, whose
-other rows are the scratch page's. All recordings read the first rows of the same tensors, which are written for each
-step. The contract is that of CUDA graphs, so who records may as well be a GPU.
+certain numbers of rows, the sizes; a step in between is run as one of the next size, whose other rows are the scratch
+page's. All recordings read the first rows of the same tensors, which are written for each step. The contract is that of
+CUDA graphs, which a CPU keeps as well (device/graph.py). Steps with chunks are run call by call on either.
 """
 
 from __future__ import annotations
@@ -11,37 +11,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl_backend.attention.interface import RecordableAttention
-from minisgl_backend.kernels.native.recording import NotRecordable
+from minisgl_backend.attention.interface import DecodeStep, RecordableAttention
+from minisgl_backend.device.graph import Graph, NotRecordable, Recorder
 from minisgl_backend.models.model import Model
 
-
-class Graph(Protocol):
-    """A recorded step."""
-
-    def replay(self) -> None:
-        """Runs it again, over the same memory."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of what it holds. Idempotent."""
-        ...
-
-
-class Recorder(Protocol):
-    """How a device records."""
-
-    def __call__(self, work: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-        """Runs `work` and records it → the recording, and what work returned, which each replay fills anew.
-
-        Raises NotRecordable, in the middle of the work, whose effects so far then stay.
-        """
-        ...
+_MIB = 1 << 20
 
 
 def graph_sizes(max_running: int) -> tuple[int, ...]:
@@ -67,14 +47,19 @@ class _Inputs:
     tables: Tensor  # [rows, pages of a whole context]
 
     def fill(self, tokens: Tensor, positions: Tensor, page_tables: Tensor, scratch_page: int) -> None:
-        """Rows beyond those given compute token 0 at position 0 of the scratch page, all alike."""
+        """Rows beyond those given compute some token or other at position 0 of the scratch page: they write nothing and
+        read nothing that is of a sequence.
+        """
         rows, pages = page_tables.shape
-        self.tokens[:rows] = tokens
-        self.tokens[rows:] = 0
-        self.positions[:rows] = positions
-        self.positions[rows:] = 0
-        self.tables[:rows, :pages] = page_tables
-        self.tables[rows:, 0] = scratch_page
+        for target, source in (
+            (self.tokens[:rows], tokens),
+            (self.positions[:rows], positions),
+            (self.tables[:rows, :pages], page_tables),
+        ):
+            target.copy_(source)
+        if rows < len(self.tokens):
+            self.positions[rows:].fill_(0)
+            self.tables[rows:, 0].fill_(scratch_page)
 
     def first(self, rows: int) -> _Inputs:
         """Of the first rows: views."""
@@ -85,6 +70,8 @@ class _Inputs:
 class _Recorded:
     """A recording of one size."""
 
+    inputs: _Inputs
+    attention: DecodeStep
     graph: Graph
     logits: Tensor  # [rows, vocab], in the model's dtype
 
@@ -99,19 +86,22 @@ class DecodeGraphs:
         record: Recorder,
         *,
         sizes: Sequence[int],
+        at_start: Sequence[int],
         table_pages: int,
         scratch_page: int,
         device: torch.device,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """sizes: ascending, the last one the most rows of a step. table_pages: of a whole context.
+        """sizes: ascending, the last one the most rows of a step. at_start: those of them that `warm_up` records; the
+        others are when they first come. table_pages: of a whole context.
 
-        tell: gets a line for the operator when it turns out that the model can not be recorded.
+        tell: gets a line for the operator: what was recorded and what it takes, or why nothing can be.
         """
         self._model = model
         self._attention = attention
         self._record = record
         self._sizes = tuple(sizes)
+        self._at_start = tuple(sorted(set(at_start), reverse=True))
         self._scratch_page = scratch_page
         most = self._sizes[-1]
         tokens, positions = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
@@ -126,24 +116,56 @@ class DecodeGraphs:
         """The sizes that were recorded so far, in their order."""
         return tuple(self._steps)
 
-    def logits(self, tokens: Tensor, positions: Tensor, page_tables: Tensor) -> Tensor | None:
+    def warm_up(self) -> None:
+        """Records steps on the scratch page, the largest first, and tells. Before the first step."""
+        for size in self._at_start:
+            self._scratch_step(size)
+        if self._recordable:
+            later = [size for size in self._sizes if size not in self._steps]
+            all_bytes = self._all_bytes()
+            beyond = f", with those of other sizes, when they come, {all_bytes // _MIB} MiB" if later else ""
+            sizes = ", ".join(map(str, self._steps))
+            held = self._record.held_bytes // _MIB
+            self._tell(f"decode steps of {sizes} rows are recorded: {held} MiB{beyond}")
+
+    def expected_bytes(self) -> int:
+        """What all recordings will hold: some are made to find out, and closed. 0: the model can not be recorded.
+
+        Where all work in the memory of the largest, that is all of them. Elsewhere each has memory of its own, which
+        grows with its rows, and the smallest tells.
+        """
+        tell, self._tell = self._tell, lambda line: None  # who records in earnest tells
+        for size in sorted(self._sizes, reverse=True) if self._record.shares_memory else self._sizes[:1]:
+            self._scratch_step(size)
+        expected = self._all_bytes()
+        self.close()
+        self._tell = tell
+        return expected if self._recordable else 0
+
+    def logits(
+        self, tokens: Tensor, positions: Tensor, page_tables: Tensor, starts: npt.NDArray[np.int64]
+    ) -> Tensor | None:
         """One step of decode rows. Writes their K/V, like Model.forward.
 
-        tokens, positions [rows], page_tables [rows, n] as in StepRows → logits [rows, vocab], which the next step of
-        this size overwrites; None: the model can not be recorded, and the caller runs the step.
+        tokens, positions [rows], page_tables [rows, n] as in StepRows; starts [rows]: positions, on the host.
+        → logits [rows, vocab], which the next step overwrites; None: the model can not be recorded, and the caller runs
+        the step.
         """
         if not self._recordable:
             return None
         rows = len(tokens)
         size = self._sizes[bisect_left(self._sizes, rows)]
-        inputs = self._inputs.first(size)
-        inputs.fill(tokens, positions, page_tables, self._scratch_page)
         step = self._steps.get(size)
+        inputs = self._inputs.first(size) if step is None else step.inputs
+        inputs.fill(tokens, positions, page_tables, self._scratch_page)
+        all_starts = np.zeros(size, np.int64)
+        all_starts[:rows] = starts
         if step is not None:
+            step.attention.refresh(all_starts, inputs.tables)
             step.graph.replay()
             return step.logits[:rows]
         try:
-            step = self._steps[size] = self._record_step(size, inputs)
+            step = self._steps[size] = self._record_step(inputs, all_starts)
         except NotRecordable as error:
             self._recordable = False
             self._tell(f"decode steps run without a recording: {error}")
@@ -156,9 +178,22 @@ class DecodeGraphs:
             step.graph.close()
         self._steps.clear()
 
-    def _record_step(self, size: int, inputs: _Inputs) -> _Recorded:
+    def _scratch_step(self, size: int) -> None:
+        """One of that many rows, all at the first place of the scratch page."""
+        zeros = torch.zeros(size, dtype=torch.int64, device=self._inputs.tokens.device)
+        self.logits(zeros, zeros, torch.full_like(zeros, self._scratch_page)[:, None], np.zeros(size, np.int64))
+
+    def _all_bytes(self) -> int:
+        """What recordings of all sizes hold, by those there are."""
+        held, made = self._record.held_bytes, sum(self._steps)
+        return held if self._record.shares_memory or not made else held * sum(self._sizes) // made
+
+    def _record_step(self, inputs: _Inputs, starts: npt.NDArray[np.int64]) -> _Recorded:
         """Runs a step over the inputs while it is recorded."""
-        every_row = torch.arange(size, device=inputs.tokens.device)
-        begin = self._attention.decode_step(inputs.positions, inputs.tables)
-        graph, logits = self._record(lambda: self._model.forward(inputs.tokens, inputs.positions, begin(), every_row))
-        return _Recorded(graph, logits)
+        every_row = torch.arange(len(starts), device=inputs.tokens.device)
+        step = self._attention.decode_step(inputs.positions, inputs.tables)
+        step.refresh(starts, inputs.tables)
+        graph, logits = self._record(
+            lambda: self._model.forward(inputs.tokens, inputs.positions, step.begin(), every_row)
+        )
+        return _Recorded(inputs, step, graph, logits)

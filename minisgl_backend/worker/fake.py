@@ -73,6 +73,9 @@ class FakeRunner:
         """There is nothing to load."""
         assert self._last_step == 0, "warm-up after the first plan"
 
+    def launch(self, plan: BatchPlan) -> StepResult:
+        return self.run(plan)
+
     def run(self, plan: BatchPlan) -> StepResult:
         assert plan.step == self._last_step + 1, f"step {plan.step} after step {self._last_step}"
         self._last_step = plan.step

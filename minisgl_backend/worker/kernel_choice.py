@@ -1,30 +1,31 @@
 """Which kernels a worker computes with: decided once, from the settings, the device and what this machine can build.
 
-Where it stands in the flow: asked while a runner is built. torch's are right everywhere; on a CPU there are our own.
+Where it stands in the flow: asked while a runner is built. torch's are right everywhere; our own are in C++ for a CPU,
+and in Triton for a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-
-from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, RecordableAttention
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
-from minisgl_backend.config import EngineConfig
+from minisgl_backend.config import PHASES, EngineConfig, parse_attention
 from minisgl_backend.device.device import Device
 from minisgl_backend.errors import ConfigError
+from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.native.build import BuildFailed
 from minisgl_backend.kernels.native.kernels import NativeKernels
 from minisgl_backend.kernels.native.library import Library, open_library
-from minisgl_backend.kernels.native.recording import record
+from minisgl_backend.kernels.native.recording import NativeRecorder
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.kvpool.paged import PagedKvPool
-from minisgl_backend.models.load import NativeLoad
+from minisgl_backend.models.load import LoadKernels, Packing
 from minisgl_backend.models.locate import cache_folder
 from minisgl_backend.models.model import Model
+from minisgl_backend.worker.attention_choice import GpuAttentionChoice, choose_gpu_attention, triton_missing
 from minisgl_backend.worker.decode_graphs import DecodeGraphs, graph_sizes
 
 Progress = Callable[[str], None]
@@ -35,23 +36,31 @@ class KernelChoice:
     """What the settings `kernels`, `attention` and `decode_graphs` come to on this machine."""
 
     config: EngineConfig
-    library: Library | None  # None: torch's kernels
+    device: Device
+    library: Library | None  # of a CPU's own kernels
+    layers: Kernels  # what a model's layers compute with
+    gpu_attention: GpuAttentionChoice | None  # None: on a CPU
     progress: Progress
 
     @property
     def told(self) -> str:
         """For the operator, behind the dtype; empty: torch's."""
-        return "" if self.library is None else f", native kernels ({self.library.level.name})"
+        if self.library is not None:
+            return f", native kernels ({self.library.level.name})"
+        return "" if self.layers is TORCH_KERNELS else ", Triton kernels"
 
-    def native_load(self) -> NativeLoad | None:
+    def load(self) -> LoadKernels:
         """For load_model."""
         if self.library is None:
-            return None
-        product = self.library.ops.linear.default
-        return NativeLoad(NativeKernels(self.library), product, cache_folder(), self.progress)
+            return LoadKernels(self.layers)
+        return LoadKernels(self.layers, Packing(self.library.ops.linear.default, cache_folder(), self.progress))
 
-    def attention(self, pool: PagedKvPool, variants: Sequence[AttentionVariant]) -> AttentionBackend:
-        """Raises ConfigError: the backend that was asked for can not serve this model here."""
+    def attention(self, pool: PagedKvPool, variants: Sequence[AttentionVariant], heads: int) -> AttentionBackend:
+        """variants: of each layer. heads: of queries. Raises ConfigError: the backend that was asked for can not serve
+        this model here.
+        """
+        if self.gpu_attention is not None:
+            return self.gpu_attention.build(pool, variants, heads)
         if self.config.attention == "torch":
             return TorchAttention(pool, variants)
         if self.library is None:
@@ -69,27 +78,64 @@ class KernelChoice:
         self, model: Model, attention: AttentionBackend, max_running: int, table_pages: int, scratch_page: int
     ) -> DecodeGraphs | None:
         """table_pages: of a whole context. None: steps are not recorded."""
-        if not self.config.decode_graphs or self.library is None or not isinstance(attention, NativeAttention):
+        if not self.config.decode_graphs or not isinstance(attention, RecordableAttention):
             return None
+        if self.device.capability > (0, 0) and self.layers is TORCH_KERNELS and model.spec.moe is not None:
+            self.progress("decode steps are not recorded: torch's experts ask the host who chose them")
+            return None
+        native = self.library if isinstance(attention, NativeAttention) else None
+        recorder = self.device.recorder() if native is None else NativeRecorder(native)
+        if recorder is None:
+            return None
+        sizes = graph_sizes(max_running)
         return DecodeGraphs(
             model,
             attention,
-            partial(record, self.library),
-            sizes=graph_sizes(max_running),
+            recorder,
+            sizes=sizes,
+            at_start=sizes if recorder.shares_memory else (1, max_running),
             table_pages=table_pages,
             scratch_page=scratch_page,
-            device=torch.device("cpu"),
+            device=self.device.torch_device,
             tell=self.progress,
         )
 
 
 def choose_kernels(config: EngineConfig, device: Device, progress: Progress) -> KernelChoice:
-    """Builds and loads the native library where it is wanted. Raises ConfigError."""
-    on_cpu = device.torch_device.type == "cpu"
-    if config.kernels == "native" and not on_cpu:
+    """Builds and loads the native library, or Triton, where it is wanted. Raises ConfigError."""
+    if device.torch_device.type != "cpu":
+        layers, attention = _gpu_layers(config, device, progress), _gpu_attention(config, device, progress)
+        return KernelChoice(config, device, None, layers, attention, progress)
+    if config.kernels == "triton":
+        raise ConfigError(f"setting 'kernels' is triton, which are for a GPU, but the device is {device.name}")
+    if parse_attention(config.attention)[0] in PHASES:
+        raise ConfigError(
+            f"setting 'attention' is {config.attention}, which is for a GPU, but the device is {device.name}"
+        )
+    library = _library(config, progress) if config.kernels != "torch" else None
+    layers = TORCH_KERNELS if library is None else NativeKernels(library)
+    return KernelChoice(config, device, library, layers, None, progress)
+
+
+def _gpu_attention(config: EngineConfig, device: Device, progress: Progress) -> GpuAttentionChoice:
+    reference = config.attention == "auto" and config.kernels == "torch"
+    setting = "torch" if reference else config.attention
+    return choose_gpu_attention(setting, device.capability, device.streams, progress)
+
+
+def _gpu_layers(config: EngineConfig, device: Device, progress: Progress) -> Kernels:
+    if config.kernels == "native":
         raise ConfigError(f"setting 'kernels' is native, which are for a CPU, but the device is {device.name}")
-    wanted = on_cpu and config.kernels != "torch"
-    return KernelChoice(config, _library(config, progress) if wanted else None, progress)
+    if config.kernels == "torch":
+        return TORCH_KERNELS
+    if missing := triton_missing(device.capability):
+        if config.kernels == "triton":
+            raise ConfigError(f"setting 'kernels' is triton, but {missing}")
+        progress(f"torch's kernels are used, several times slower than our own: {missing}")
+        return TORCH_KERNELS
+    from minisgl_backend.kernels.gpu.kernels import TritonKernels  # a gigabyte of compiler
+
+    return TritonKernels()
 
 
 def _library(config: EngineConfig, progress: Progress) -> Library | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl_backend.device.staging import Staging
 from minisgl_backend.messages.plan import Admission, PageGrant
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.sampling.masks import Rows
@@ -20,7 +21,10 @@ from minisgl_backend.sampling.rules import RuleBook
 
 
 class SlotState:
-    """Owns the tensors; changed by `admit`, `grant` and `append`, in that order within a step."""
+    """Owns the tensors; changed by `admit`, `grant`, `expect` and `store`, in that order within a step.
+
+    What the host knows changes at once, tensors when the device comes to it.
+    """
 
     def __init__(
         self,
@@ -30,10 +34,12 @@ class SlotState:
         scratch_page: int,
         vocab: int,
         device: torch.device,
+        staging: Staging,
     ) -> None:
         self.page_size = page_size
         self.vocab = vocab
         self.sampling = SamplingColumns.greedy(max_running)
+        self._staging = staging
         self._context_tokens = context_tokens
         self._scratch_page = scratch_page
         max_pages = -(-context_tokens // page_size)
@@ -45,17 +51,22 @@ class SlotState:
         self.rules = RuleBook(self._tokens, self.output_starts, vocab)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Begins a new life of each slot."""
+        """Begins a new life of each slot: one upload for all prompts."""
+        if not admissions:
+            return
+        prompts = []
         for admission in admissions:
             slot, prompt = admission.slot, np.asarray(unpack_tokens(admission.prompt), np.int32)
             assert 0 < len(prompt) < self._context_tokens, f"slot {slot}: a prompt of {len(prompt)} tokens"
-            self._tokens[slot, : len(prompt)] = torch.from_numpy(prompt).to(self._tokens.device)
-            self._tables[slot].fill_(self._scratch_page)
+            prompts.append(prompt)
             self._page_counts[slot] = 0
             self._known[slot] = len(prompt)
             self.output_starts[slot] = len(prompt) - admission.num_outputs
             self.sampling.put(slot, admission.sampling)
             self.rules.put(slot, admission.sampling.rules)
+        (tokens,) = self._staging.upload([np.concatenate(prompts)])
+        lives = [(admission.slot, len(prompt)) for admission, prompt in zip(admissions, prompts, strict=True)]
+        self._staging.streams.compute(lambda: self._begin_lives(lives, tokens))
 
     def grant(self, grants: Sequence[PageGrant]) -> None:
         """Appends pages to page tables: one upload for all."""
@@ -69,9 +80,8 @@ class SlotState:
             pages += grant.pages
             self._page_counts[grant.slot] = count + len(grant.pages)
         if pages:
-            index = torch.tensor([slots, columns], device=self._tables.device)
-            values = torch.tensor(pages, dtype=torch.int32, device=self._tables.device)
-            self._tables[index[0], index[1]] = values
+            index, values = self._staging.upload([np.array([slots, columns]), np.array(pages, np.int32)])
+            self._staging.streams.compute(lambda: self._tables.index_put_((index[0], index[1]), values))
 
     def check_rows(self, slots: Rows, starts: Rows, lengths: Rows) -> None:
         """Asserts what every plan promises: known tokens, room in the page table, no slot twice."""
@@ -89,12 +99,25 @@ class SlotState:
         """Page tables of the slots [rows] int64, as wide as the longest row needs: [rows, n] int64, a copy."""
         return self._tables[slots, : -(-context_tokens // self.page_size)].long()
 
-    def append(self, slots: Rows, positions: Rows, tokens: Tensor) -> None:
-        """Stores sampled tokens (int64 [rows], on the device) at their positions, those of a full context excepted.
-
-        NO_TOKEN is stored as token 0: its sequence is over, but a step planned ahead may still read it.
+    def expect(self, slots: Rows, positions: Rows) -> Rows:
+        """From now on the tokens that are sampled at `positions` [rows] are known → for `store`, [3, n]: slot, position
+        and row of each that is kept, those of a full context excepted.
         """
         room = np.flatnonzero(positions < self._context_tokens)
         self._known[slots] = np.minimum(positions + 1, self._context_tokens)
-        index = torch.from_numpy(np.stack((slots[room], positions[room], room))).to(self._tokens.device)
-        self._tokens[index[0], index[1]] = tokens[index[2]].clamp(min=0).to(torch.int32)
+        return np.stack((slots[room], positions[room], room))
+
+    def store(self, places: Tensor, tokens: Tensor) -> None:
+        """Sampled tokens, int64 [rows]. places: what `expect` said, on the device.
+
+        NO_TOKEN is stored as token 0: its sequence is over, but a step planned ahead may still read it.
+        """
+        self._tokens[places[0], places[1]] = tokens[places[2]].clamp(min=0).to(torch.int32)
+
+    def _begin_lives(self, lives: Sequence[tuple[int, int]], tokens: Tensor) -> None:
+        """lives: slot and length of each prompt, which lie one behind another in `tokens`."""
+        begin = 0
+        for slot, length in lives:
+            self._tokens[slot, :length] = tokens[begin : begin + length]
+            self._tables[slot].fill_(self._scratch_page)
+            begin += length

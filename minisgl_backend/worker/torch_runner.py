@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from minisgl_backend.attention.interface import AttentionBackend, AttentionVaria
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.device.host_peak import HostPeak
+from minisgl_backend.device.staging import Staging
+from minisgl_backend.device.streams import Later
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
@@ -29,13 +31,22 @@ from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.worker.decode_graphs import DecodeGraphs
-from minisgl_backend.worker.kernel_choice import choose_kernels
+from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
+from minisgl_backend.worker.pending import PendingStep, Told
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
+from minisgl_backend.worker.runner import Launched
 from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
+from minisgl_backend.worker.step_columns import StepColumns
 
 _MIB = 1 << 20
+
+Forwarded = tuple[Tensor, tuple[Logprobs, ...]]
+"""Logits of the rows that sample, and logprobs of prompts."""
+
+Drawn = tuple[Tensor, Told]
+"""Tokens, int64, and what goes with them."""
 
 
 class TorchRunner:
@@ -63,7 +74,10 @@ class TorchRunner:
         self._context_tokens = context_tokens
         self._token_budget = token_budget
         self._grammars = grammars
+        self._streams = device.streams
+        self._staging = Staging(device.streams)
         self._slots = self._fresh_slots()
+        self._undrawn: tuple[Rows, PendingStep] | None = None  # the step whose tokens the grammars have not heard of
         self._spoilt = SpoiltSlots(max_running)
         self._last_step = 0
 
@@ -73,27 +87,38 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """A prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
+        """Recordings, a prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
         assert self._last_step == 0, "warm-up after the first plan"
+        if self._graphs is not None:
+            self._graphs.warm_up()
         for plan in warm_up_plans(*self._scratch_shape()):
-            self._step(plan)
-        self._pool.clear([self._pool.scratch_page])
+            _result_of(self._launch(plan))
+        self._undrawn = None
+        self._pool.clear(torch.tensor([self._pool.scratch_page], device=self._device.torch_device))
         self._slots = self._fresh_slots()
 
-    def run(self, plan: BatchPlan) -> StepResult:
+    def launch(self, plan: BatchPlan) -> Launched:
         assert plan.step == self._last_step + 1, f"step {plan.step} after step {self._last_step}"
         self._last_step = plan.step
         void = self._spoilt.void(plan)
         if void is not None:
             return void
         try:
-            return self._step(plan)
+            return self._launch(plan)
         except (torch.OutOfMemoryError, MemoryError) as error:  # of any other error nobody knows what it left behind
             return self._spoilt.failed(plan, f"out of memory: {error}".splitlines()[0])
 
+    def run(self, plan: BatchPlan) -> StepResult:
+        return _result_of(self.launch(plan))
+
     def run_largest(self) -> None:
         """The largest step there can be, on the scratch page. Before the first plan; the state is then undefined."""
-        self._step(largest_plan(*self._scratch_shape(), self._model.spec.vocab_size))
+        _result_of(self._launch(largest_plan(*self._scratch_shape(), self._model.spec.vocab_size)))
+
+    @torch.inference_mode()
+    def expected_recordings_bytes(self) -> int:
+        """What recorded steps will hold. Before the first plan; the scratch page is then undefined."""
+        return 0 if self._graphs is None else self._graphs.expected_bytes()
 
     def close(self) -> None:
         self._device.synchronize()
@@ -103,65 +128,89 @@ class TorchRunner:
         del self._model, self._graphs, self._attention, self._pool, self._slots
 
     @torch.inference_mode()
-    def _step(self, plan: BatchPlan) -> StepResult:
+    def _launch(self, plan: BatchPlan) -> Launched:
+        """What the host must do of a step, and all of it on the device: forward, then draw."""
         self._slots.admit(plan.admissions)
-        self._grammars.admit(plan.admissions)
         self._slots.grant(plan.grants)
         if not plan.row_slots:
+            self._begin_masks(plan, np.zeros(0, np.int64))
             return StepResult(plan.step, ())
-        slots, starts, lengths, samples = _columns(plan)
-        self._slots.check_rows(slots, starts, lengths)
-        if plan.grants:  # the row ends in the last page of its grant; those before it are full
-            self._pool.clear([grant.pages[-1] for grant in plan.grants])
-        to = self._device.torch_device
+        columns = StepColumns.of(plan)
+        self._slots.check_rows(columns.slots, columns.starts, columns.lengths)
+        slots, positions = columns.slots[columns.sampled], columns.ends[columns.sampled]
+        asked = tokens_asked(self._slots, columns.slots, columns.starts, columns.lengths)
+        parameters, rules = self._slots.sampling.take(slots), self._slots.rules.of(slots, positions)
+        tensors = self._upload(plan, columns, self._slots.expect(slots, positions))
 
-        row_ends = np.cumsum(lengths)
-        row_of_token = np.repeat(np.arange(len(slots)), lengths)
-        positions = np.arange(row_ends[-1]) + (starts - row_ends + lengths)[row_of_token]
-        token_slots = torch.from_numpy(slots[row_of_token]).to(to)
-        token_positions = torch.from_numpy(positions).to(to)
-        tokens = self._slots.tokens_at(token_slots, token_positions)
-        tables = self._slots.tables_of(torch.from_numpy(slots).to(to), int((starts + lengths).max()))
-
-        sampled = np.flatnonzero(samples)
-        filling = self._grammars.begin(slots[sampled])
-        asked = tokens_asked(self._slots, slots, starts, lengths)
-        prompts: tuple[Logprobs, ...] = ()
-        logits = None
-        if self._graphs is not None and len(sampled) == len(tokens) and not asked.any():  # decode rows alone
-            logits = self._graphs.logits(tokens, token_positions, tables)
-        if logits is None:
-            attention = self._attention.begin(StepRows(starts, lengths, tables))
-            last_tokens = torch.from_numpy(row_ends[sampled] - 1).to(to)
-            if asked.any():
-                hidden = self._model.hidden(tokens, token_positions, attention)
-                firsts, head = row_ends - lengths, self._model.head
-                prompts = describe_prompts(self._slots, slots, starts, firsts, asked, hidden, head)
-                logits = head(hidden[last_tokens])
-            else:
-                logits = self._model.forward(tokens, token_positions, attention, last_tokens)
-        if not len(sampled):
-            self._device.synchronize()
-            return StepResult(plan.step, (), prompt_logprobs=prompts)
-        chosen, logprobs = self._draw(logits, slots[sampled], (starts + lengths)[sampled], filling)
-        tokens_drawn = tuple(chosen.tolist())
-        self._grammars.drew(slots[sampled], tokens_drawn)
-        return StepResult(plan.step, tokens_drawn, "", logprobs, prompts)
-
-    def _draw(
-        self, logits: Tensor, slots: Rows, positions: Rows, filling: Future[TokenMasks] | None
-    ) -> tuple[Tensor, tuple[Logprobs, ...]]:
-        """logits [rows, vocab] of the rows that sample the tokens at `positions` of `slots` → the tokens, which are the
-        slots' own from now on, and what is told of them.
-        """
-        parameters = self._slots.sampling.take(slots)
-        rules = self._slots.rules.of(slots, positions)
+        behind = self._undrawn is not None and self._streams.ahead
+        filling = None if behind else self._begin_masks(plan, slots)
+        forward = self._streams.compute(lambda: self._forward(columns, tensors, asked))
+        if behind:  # a mask needs the token of the step before, which is not there before this forward is under way
+            filling = self._begin_masks(plan, slots)
         masks = filling.result() if filling is not None else None
-        chosen = draw_tokens(logits, parameters, positions, rules, masks)
-        self._slots.append(slots, positions, chosen)
-        if (parameters.logprobs < 0).all():
-            return chosen, ()
-        return chosen, describe_sampled(logits, chosen, parameters.logprobs, positions)
+
+        def draw() -> tuple[Tensor, Told]:
+            logits, prompts = forward.value
+            chosen = draw_tokens(logits, parameters, positions, rules, masks)
+            self._slots.store(tensors.places, chosen)
+            if (parameters.logprobs < 0).all():
+                return chosen, ((), prompts)
+            return chosen, (describe_sampled(logits, chosen, parameters.logprobs, positions), prompts)
+
+        return self._pending(plan, slots, forward, draw)
+
+    def _pending(self, plan: BatchPlan, slots: Rows, forward: Later[Forwarded], draw: Callable[[], Drawn]) -> Launched:
+        """Launches the draw, if rows sample, and sends the tokens down."""
+        compute = self._streams.compute
+        if len(slots):
+            drawn = compute(draw)
+            tokens = self._staging.download(compute(lambda: drawn.value[0]), (len(slots),), torch.int64)
+            pending = PendingStep(plan.step, tokens, compute(lambda: drawn.value[1]))
+        else:
+            pending = PendingStep(plan.step, self._streams.mark(), compute(lambda: ((), forward.value[1])))
+        self._undrawn = slots, pending
+        return pending if self._streams.ahead else pending.result()
+
+    def _upload(self, plan: BatchPlan, columns: StepColumns, places: Rows) -> _StepTensors:
+        cleared = [grant.pages[-1] for grant in plan.grants]  # the row ends in it; those before it are full
+        arrays = (
+            columns.slots,
+            columns.token_slots,
+            columns.token_positions,
+            columns.last_tokens,
+            np.array(cleared, np.int64),
+            places,
+        )
+        return _StepTensors(*self._staging.upload(arrays))
+
+    def _forward(self, columns: StepColumns, tensors: _StepTensors, asked: Rows) -> Forwarded:
+        """On the device: writes keys and values → logits of the rows that sample, logprobs of prompts."""
+        if len(tensors.cleared):
+            self._pool.clear(tensors.cleared)
+        positions = tensors.token_positions
+        tokens = self._slots.tokens_at(tensors.token_slots, positions)
+        tables = self._slots.tables_of(tensors.slots, int(columns.ends.max()))
+        if self._graphs is not None and columns.decodes and not asked.any():
+            logits = self._graphs.logits(tokens, positions, tables, columns.starts)
+            if logits is not None:
+                return logits, ()
+        attention = self._attention.begin(StepRows(columns.starts, columns.lengths, tables))
+        if not asked.any():
+            return self._model.forward(tokens, positions, attention, tensors.last_tokens), ()
+        hidden, head = self._model.hidden(tokens, positions, attention), self._model.head
+        told = describe_prompts(self._slots, columns.slots, columns.starts, columns.firsts, asked, hidden, head)
+        return head(hidden[tensors.last_tokens]), told
+
+    def _begin_masks(self, plan: BatchPlan, slots: Rows) -> Future[TokenMasks] | None:
+        """For the rows that sample, after their grammars have been told what the step before has drawn: that is waited
+        for, but only where there are grammars.
+        """
+        if self._undrawn is not None and not self._grammars.idle:
+            drawn_slots, step = self._undrawn
+            self._grammars.drew(drawn_slots, step.tokens())
+        self._undrawn = None
+        self._grammars.admit(plan.admissions)
+        return self._grammars.begin(slots)
 
     def _scratch_shape(self) -> tuple[int, int, int, int, int]:
         pool = self._pool
@@ -175,7 +224,24 @@ class TorchRunner:
             self._pool.scratch_page,
             self._model.spec.vocab_size,
             self._device.torch_device,
+            self._staging,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _StepTensors:
+    """What the device must know of a step, int64: columns of StepColumns, and more."""
+
+    slots: Tensor
+    token_slots: Tensor
+    token_positions: Tensor
+    last_tokens: Tensor
+    cleared: Tensor  # pages that a row begins to write
+    places: Tensor  # see SlotState.expect
+
+
+def _result_of(launched: Launched) -> StepResult:
+    return launched if isinstance(launched, StepResult) else launched.result()
 
 
 def attention_variants(spec: ModelSpec) -> tuple[AttentionVariant, ...]:
@@ -207,15 +273,15 @@ def build_torch_runner(
         progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
         host_peak = HostPeak()
-        native = kernels.native_load()
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, native)
+        with_kernels = kernels.load()
+        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, with_kernels)
         progress(_weights_line(weight_bytes(model), host_peak.bytes()))
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
-        def runner(num_pages: int) -> TorchRunner:
+        def runner(num_pages: int, kernels: KernelChoice) -> TorchRunner:
             pool = PagedKvPool(shape, num_pages, config.page_size, device.torch_device)
-            attention = kernels.attention(pool, variants)
+            attention = kernels.attention(pool, variants, spec.num_heads)
             table_pages = -(-context_tokens // config.page_size)
             return TorchRunner(
                 model,
@@ -229,12 +295,13 @@ def build_torch_runner(
                 grammars=grammars,
             )
 
-        num_pages = _choose_pages(config, shape, device, context_tokens, runner)
+        quiet = replace(kernels, progress=lambda line: None)
+        num_pages = _choose_pages(config, shape, device, context_tokens, lambda: runner(0, quiet))
         size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
         progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
         if line := _windows_line(spec, shape, context_tokens):
             progress(line)
-        return runner(num_pages)
+        return runner(num_pages, kernels)
 
 
 def _windows_line(spec: ModelSpec, shape: KvShape, context_tokens: int) -> str:
@@ -261,9 +328,12 @@ def _weights_line(weights: int, peak: int | None) -> str:
 
 
 def _choose_pages(
-    config: EngineConfig, shape: KvShape, device: Device, context_tokens: int, runner: Callable[[int], TorchRunner]
+    config: EngineConfig, shape: KvShape, device: Device, context_tokens: int, scratch: Callable[[], TorchRunner]
 ) -> int:
-    """Pages of the pool, by the setting or by what the device can spare next to weights and activations."""
+    """Pages of the pool, by the setting or by what the device can spare beside weights, activations and recordings.
+
+    scratch: makes a runner that has no page but the scratch page.
+    """
     page_bytes = shape.bytes_per_page(config.page_size)
     if config.kv_bytes:
         free = device.free_memory_bytes()
@@ -271,11 +341,9 @@ def _choose_pages(
             raise ConfigError(f"setting 'kv_bytes' is {config.kv_bytes:,}, but {device.name} has {free:,} bytes free")
         return pages_in(config.kv_bytes, page_bytes, source=f"setting 'kv_bytes' = {config.kv_bytes:,}")
     useful_bytes = useful_pages(config.max_running, context_tokens, config.page_size) * page_bytes
-    peak = device.peak_memory_bytes(lambda: runner(0).run_largest())
-    budget = device.kv_pool_bytes(utilization=config.gpu_memory_utilization, peak_bytes=peak, useful_bytes=useful_bytes)
+    held = scratch().expected_recordings_bytes()
+    peak = device.peak_memory_bytes(lambda: scratch().run_largest())
+    budget = device.kv_pool_bytes(
+        utilization=config.gpu_memory_utilization, peak_bytes=peak + held, useful_bytes=useful_bytes
+    )
     return pages_in(budget, page_bytes, source=f"the free memory of {device.name}")
-
-
-def _columns(plan: BatchPlan) -> tuple[npt.NDArray[np.int64], ...]:
-    columns = (plan.row_slots, plan.row_starts, plan.row_lengths, plan.row_samples)
-    return tuple(np.asarray(column, np.int64) for column in columns)

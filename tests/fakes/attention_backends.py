@@ -1,4 +1,6 @@
-"""The attention backends of a CPU, by the name that a test is parametrised with."""
+"""The attention backends by the name that a test is parametrised with: those of a CPU, or, in a process where Triton's
+interpreter is on (tests/unit/kernels/interpreted/), that of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant
+from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
 from minisgl_backend.attention.native_backend import NativeAttention
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.kernels.native.build import CompilerMissing, build
@@ -19,17 +25,52 @@ from minisgl_backend.kernels.native.library import Library, load_library, open_l
 from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.models.locate import cache_folder
 
+if TYPE_CHECKING:
+    from minisgl_backend.attention.gpu_backend import GpuAttention
+
 Backend = Callable[[PagedKvPool, Sequence[AttentionVariant]], AttentionBackend]
 
-BACKENDS = ("torch", "native")
+BACKENDS = ("triton",) if os.environ.get("TRITON_INTERPRET") == "1" else ("torch", "native")
 
 
 def backend_of(name: str) -> Backend:
     """Of one of BACKENDS. Skips where there is no native library."""
     if name == "torch":
         return TorchAttention
+    if name == "triton":
+        return _TritonAttention
     library = native_library()
     return lambda pool, variants: NativeAttention(pool, variants, library)
+
+
+def triton_attention(pool: PagedKvPool, variants: Sequence[AttentionVariant], heads: int) -> GpuAttention:
+    """On a CPU its kernels run in Triton's interpreter, or not at all."""
+    from minisgl_backend.attention.gpu_backend import GpuAttention  # they import Triton
+    from minisgl_backend.attention.triton_phases import TritonChunks, TritonDecode
+
+    return GpuAttention(
+        pool,
+        variants,
+        chunks=TritonChunks(pool, variants, heads),
+        decode=TritonDecode(pool, variants),
+        upload=lambda arrays: [torch.from_numpy(array).to(pool.layer(0)[0].device) for array in arrays],
+    )
+
+
+@dataclass(frozen=True)
+class _TritonAttention:
+    """Learns how many heads there are when it is asked to attend."""
+
+    pool: PagedKvPool
+    variants: Sequence[AttentionVariant]
+    rows: StepRows | None = None
+
+    def begin(self, rows: StepRows) -> _TritonAttention:
+        return replace(self, rows=rows)
+
+    def attend(self, layer: int, q: Tensor, *others: Any) -> Tensor:
+        assert self.rows is not None
+        return triton_attention(self.pool, self.variants, q.shape[1]).begin(self.rows).attend(layer, q, *others)
 
 
 def native_levels() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from minisgl_backend.config import Quantization, resolve_config
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
-from minisgl_backend.models.load import NativeLoad, load_model
+from minisgl_backend.models.load import WITH_TORCH, LoadKernels, load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.worker.torch_runner import attention_variants
 
@@ -26,12 +26,12 @@ def load(
     device: str = "cpu",
     context_tokens: int = 0,
     quantization: Quantization = "none",
-    native: NativeLoad | None = None,
+    kernels: LoadKernels = WITH_TORCH,
 ) -> Model:
     """The model of a folder or GGUF file for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
     limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
-    return load_model(spec, folder, torch.device(device), dtype, limit, quantization, native)
+    return load_model(spec, folder, torch.device(device), dtype, limit, quantization, kernels)
 
 
 @torch.inference_mode()

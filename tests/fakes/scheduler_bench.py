@@ -121,7 +121,9 @@ class SchedulerBench:
     def plan(self) -> BatchPlan | None:
         """Plans a step and submits it."""
         with self._checks():
-            self._take(self.scheduler.expire(self.now))
+            late = self.scheduler.expire(self.now)
+            if late.ended:  # else nothing has changed since everything was looked at
+                self._take(late)
             running = [state.id for state in self.scheduler._live.values() if state.slot != NO_SLOT]
             plan = self.scheduler.plan(self.now)
             self.scheduler.check_integrity()

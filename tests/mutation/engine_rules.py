@@ -79,8 +79,8 @@ WORKER_RULES = (
     Mutation(
         "a Halt goes before the plans that wait",
         "actors/worker.py",
-        "while not self._halted:",
-        "while not self._halted or self._plans:",
+        "while not self._halted or (",
+        "while not self._halted or self._plans or (",
         (_OVERLAP + "test_a_halt_goes_before_the_plan_that_waits",),
         "engine-halt-waits",
     ),
@@ -95,8 +95,8 @@ WORKER_RULES = (
     Mutation(
         "the next row reads its token from the worker's pool",
         "worker/slots.py",
-        "tokens[index[2]].clamp(min=0).to(torch.int32)",
-        "tokens[index[2]].clamp(min=0, max=0).to(torch.int32)",
+        "tokens[places[2]].clamp(min=0).to(torch.int32)",
+        "tokens[places[2]].clamp(min=0, max=0).to(torch.int32)",
         ("tests/numeric/test_runner_equals_generate.py::test_a_sequence_alone_gives_the_tokens_of_generate",),
         "engine-the-token-stays-on-the-host",
     ),

@@ -303,7 +303,7 @@ PAGE_RULES = (
     Mutation(
         "a page is cleared before it is written again",
         "worker/torch_runner.py",
-        "self._pool.clear([grant.pages[-1] for grant in plan.grants])",
+        "self._pool.clear(tensors.cleared)",
         "pass",
         (
             "tests/numeric/test_runner_equals_generate.py::"

@@ -45,6 +45,7 @@ def test_a_mutation_whose_text_is_gone_fails_loudly() -> None:
 def test_the_five_overlap_rules_pass_untouched_and_each_reverted_one_is_noticed(tmp_path: Path) -> None:
     assert len(OVERLAP) == 5
     whole = Whole(write_copy(tmp_path / "whole", None))
+    whole.try_all(sorted({test for mutation in OVERLAP for test in mutation.tests}))
     for mutation in OVERLAP:
         assert judge(mutation, tmp_path / mutation.name, whole).word == "noticed"
 

@@ -16,12 +16,13 @@ from fakes.family_cases import FAMILY_CASES, WINDOW
 from fakes.forward import load, logits_of
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.kernels.native.kernels import NativeKernels
 from minisgl_backend.kernels.native.library import Library
-from minisgl_backend.kernels.native.recording import NotRecordable, record
+from minisgl_backend.kernels.native.recording import record
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.decoder import Decoder
-from minisgl_backend.models.load import NativeLoad
+from minisgl_backend.models.load import LoadKernels, Packing
 from minisgl_backend.worker.torch_runner import attention_variants
 
 LENGTH = 110
@@ -41,8 +42,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def native_model(folder: Path, library: Library, cache: Path, dtype: torch.dtype) -> Decoder:
-    native = NativeLoad(NativeKernels(library), library.ops.linear.default, cache, lambda line: None)
-    model = load(folder, dtype, native=native)
+    packing = Packing(library.ops.linear.default, cache, lambda line: None)
+    model = load(folder, dtype, kernels=LoadKernels(NativeKernels(library), packing))
     assert isinstance(model, Decoder)
     return model
 
@@ -86,22 +87,22 @@ def test_replayed_decode_steps_equal_steps_run_call_by_call(
     tables = torch.randperm(ROWS * 30, generator=generator).view(ROWS, 30)
     tokens, every = torch.zeros(ROWS, dtype=torch.int64), torch.arange(ROWS)
     positions = torch.tensor([0, 1, PAGE - 1, WINDOW, 2 * PAGE])
-    begin_recorded, begin_eager = (backend.decode_step(positions, tables) for backend in backends)
+    recorded_step, eager_step = (backend.decode_step(positions, tables) for backend in backends)
 
     def forward() -> torch.Tensor:
-        return model.forward(tokens, positions, begin_recorded(), every)
+        return model.forward(tokens, positions, recorded_step.begin(), every)
 
     if model.spec.moe is not None:
         with pytest.raises(NotRecordable, match="is no native call"):
             record(library, forward)
         return
     recording, logits = record(library, forward)
-    assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
+    assert torch.equal(logits, model.forward(tokens, positions, eager_step.begin(), every))
     for _ in range(STEPS):
         tokens.copy_(torch.randint(0, 320, (ROWS,), generator=generator))
         positions.add_(1)
         recording.replay()
-        assert torch.equal(logits, model.forward(tokens, positions, begin_eager(), every))
+        assert torch.equal(logits, model.forward(tokens, positions, eager_step.begin(), every))
     for layer in range(model.spec.num_layers):
         for recorded, eager in zip(*(pool.layer(layer) for pool in pools), strict=True):
             assert torch.equal(recorded, eager)

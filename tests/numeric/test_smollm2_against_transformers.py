@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 NEW_TOKENS = int(os.environ.get("MINISGL_TEST_NEW_TOKENS", "20"))  # 64 takes three minutes on two old cores
 NEAR_TIE = 1e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
-LENGTHS = (5, 12, 30, 64, 100, 150, 230, 350, 600, 900)  # tokens of the prompts
+LENGTHS = (5, 12, 30, 64, 100, 150, 600)  # tokens of the prompts
 
 _STORY = (
     "The old lighthouse stood at the edge of the bay. Every evening at 19:45 the keeper, whose name was Åsa, climbed "
@@ -70,7 +70,7 @@ def test_greedy_text_is_that_of_transformers_alone_together_at_depth_0_and_chunk
         alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
         for prompt, completion in zip(prompts, alone, strict=True):
             check(reference, prompt, completion.token_ids)
-        together = llm.generate([*prompts, *prompts[:6]], GREEDY, progress=False)
+        together = llm.generate([*prompts, *prompts[:6], *prompts[:3]], GREEDY, progress=False)
     with LLM("smollm2", dtype="fp32", kv_bytes=512 << 20, max_running=16, token_budget=80) as llm:
         chunked = llm.generate(prompts, GREEDY, progress=False)
     expected = {one.prompt: one.token_ids for one in alone}

@@ -16,11 +16,11 @@ from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.machine import read_machine
 from minisgl_backend.device.placement import place
-from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.messages.plan import BatchPlan
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.scheduler import Scheduler
-from minisgl_backend.worker.runner import StepRunner
+from minisgl_backend.worker.runner import Launched, StepRunner
 
 
 def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
@@ -85,17 +85,17 @@ def token_bytes_of(folder: Path) -> Callable[[], list[bytes]]:
 
 
 class _RunnerRank:
-    """A runner whose steps run in a thread; `close` waits for the one that runs."""
+    """A runner whose steps are launched in a thread; `close` waits for the launch that is under way."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
         self._busy = threading.Lock()
         self.num_pages = runner.num_pages
-        self.compute: Compute = in_thread(self._run)
+        self.compute: Compute = in_thread(self._launch)
 
-    def _run(self, plan: BatchPlan) -> StepResult:
+    def _launch(self, plan: BatchPlan) -> Launched:
         with self._busy:
-            return self._runner.run(plan)
+            return self._runner.launch(plan)
 
     def close(self) -> None:
         with self._busy:

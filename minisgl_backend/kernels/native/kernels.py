@@ -1,4 +1,4 @@
-"""The layers' kernels in C++, for a CPU. See src/pointwise.h."""
+"""The layers' kernels in C++, for a CPU: see src/pointwise.h. Routing and experts are torch's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from minisgl_backend.kernels.activation import GatedActivation
 from minisgl_backend.kernels.interface import HeadPreparation
+from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing, choose_experts, mix_experts
 from minisgl_backend.kernels.native.library import Library
 
 
@@ -51,6 +52,16 @@ class NativeKernels:
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         out: Tensor = self.library.ops.softcap.default(x, cap)
         return out
+
+    @property
+    def int8_product(self) -> None:
+        return None
+
+    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
+        return choose_experts(logits, top_k, renormalise=renormalise)
+
+    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
+        return mix_experts(x, routing, experts, activation)
 
 
 def prepare_and_write(

@@ -20,16 +20,13 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.kernels.native.library import Library
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 Output = TypeVar("Output")
-
-
-class NotRecordable(Exception):
-    """Between two native calls torch computed something, which a replay would leave out. The message names it."""
 
 
 class Recording:
@@ -62,6 +59,11 @@ class Recording:
             self.close()
 
     @property
+    def held_bytes(self) -> int:
+        """Of all that was made while recording; what was given to the calls is not a part of it."""
+        return sum(self._mode.made_bytes.values())
+
+    @property
     def calls(self) -> int:
         """How many launches a replay makes."""
         return self._library.steps(self._handle)
@@ -81,12 +83,29 @@ class Recording:
 def record(library: Library, work: Callable[[], Output]) -> tuple[Recording, Output]:
     """Runs work and records it → the recording, and what work returned, whose tensors each replay writes anew.
 
-    Raises NotRecordable; then nothing is kept of the recording.
+    Raises NotRecordable: between two native calls torch computed something, which a replay would leave out. Then
+    nothing is kept of the recording.
     """
     recording = Recording(library)
     with recording:
         out = work()
     return recording, out
+
+
+class NativeRecorder:
+    """See Recorder."""
+
+    shares_memory = False
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.held_bytes = 0
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+        """See Recorder."""
+        recording, out = record(self._library, work)
+        self.held_bytes += recording.held_bytes
+        return recording, out
 
 
 class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -99,6 +118,7 @@ class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._namespace = namespace
         self._made: set[int] = set()  # addresses of what native calls made, which the recording's pool holds
+        self.made_bytes: dict[int, int] = {}  # by address, of these and of allocations: the most that lay there
         self.held: dict[int, Tensor] = {}
 
     @classmethod
@@ -113,13 +133,17 @@ class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in _tensors((*args, *(kwargs or {}).values())):
                 self._hold(tensor)
             out = func(*args, **(kwargs or {}))
-            self._made.update(_address(tensor) for tensor in _tensors((out,)) if _address(tensor) not in self.held)
+            for tensor in _tensors((out,)):
+                if _address(tensor) not in self.held:
+                    self._made.add(_address(tensor))
+                    self._count(tensor)
             return out
         if func._schema.is_mutable:
             raise NotRecordable(f"{func} is no native call")
         out = func(*args, **(kwargs or {}))
         if func._schema.name.removeprefix("aten::") in _ALLOCATIONS:
             self._hold(out)
+            self._count(out)
         elif not _is_view(out, args):  # by what it did: reshape and contiguous may copy, and then they are none
             raise NotRecordable(f"{func} is no native call")
         return out
@@ -128,6 +152,10 @@ class _OnlyNative(TorchDispatchMode):  # type: ignore[no-untyped-call]
         address = _address(tensor)
         if address not in self._made:
             self.held.setdefault(address, tensor)
+
+    def _count(self, made: Tensor) -> None:
+        address, size_bytes = _address(made), made.untyped_storage().nbytes()
+        self.made_bytes[address] = max(self.made_bytes.get(address, 0), size_bytes)
 
 
 def _is_view(out: Any, args: Sequence[Any]) -> bool:

@@ -6,11 +6,13 @@ scale / 2 times the sum of the inputs' absolute values (LLM.int8(), Dettmers et 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from minisgl_backend.kernels.interface import Int8Product
 from minisgl_backend.layers.quant.stored import row_blocks
 
 
@@ -34,6 +36,26 @@ class Int8Rows:
 
     def dense(self, rows: slice | Tensor, dtype: torch.dtype) -> Tensor:
         return self.values[rows].float().mul_(self.scales[rows]).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """See LinearOp: by a kernel that reads the weights as they are stored. bias [rows]."""
+
+    product: Int8Product
+    rows: Int8Rows
+    bias: Tensor | None = None
+
+    @classmethod
+    def joined(cls, product: Int8Product, parts: Sequence[Int8Rows], bias: Tensor | None) -> Int8Linear:
+        """The products of `parts`, side by side in their order. Copies them, but for a single one."""
+        if len(parts) == 1:
+            return cls(product, parts[0], bias)
+        values, scales = (torch.cat(tensors) for tensors in zip(*((it.values, it.scales) for it in parts), strict=True))
+        return cls(product, Int8Rows(values, scales), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x, self.rows.values, self.rows.scales, self.bias)
 
 
 def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,9 @@ def test_the_defaults_are_the_same_in_both() -> None:
         ({"reasoning_parser": "r1"}, "'reasoning_parser' must be one of auto, none, think, got 'r1'"),
         ({"tool_parser": ""}, "'tool_parser' must be one of auto, none, hermes, llama3, mistral, got ''"),
         ({"polcy": "fcfs"}, "did you mean 'policy'"),
+        ({"attention": "flash"}, "'attention' must be one of auto, native, torch, triton, flashinfer, or two of"),
+        ({"attention": "triton,torch"}, "as in \"flashinfer,triton\" \\(prompts, decode rows\\), got 'triton,torch'"),
+        ({"attention": "triton,triton,triton"}, "got 'triton,triton,triton'"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(settings: dict[str, Any], says: str) -> None:

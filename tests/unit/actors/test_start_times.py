@@ -6,16 +6,12 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-import pytest
 
 from minisgl_backend.actors.executors.group import Deliver, Group, Say
 from minisgl_backend.actors.internal import EngineUp, StateChanged, ToText
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.start_times import StartTimes, stage_of
 from minisgl_backend.actors.supervisor import Supervisor
-from minisgl_backend.models.read_ahead import read_ahead
 
 LINES = (
     "importing torch",
@@ -67,17 +63,3 @@ async def test_a_group_that_is_ready_tells_how_it_computes_and_the_seconds_of_it
     assert isinstance(message, EngineUp)
     assert message.start.startswith("worker-0: 1 thread, started in "), "also for who came after it was first said"
     assert re.search(r"\(processes \d+\.\d, torch \d+\.\d, weights \d+\.\d, warm up \d+\.\d\)", message.start)
-
-
-def test_weights_are_read_ahead_when_there_are_any_and_they_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken.safetensors").symlink_to(tmp_path / "nowhere")
-    assert read_ahead(tmp_path) is None, "whoever loads it will say what is wrong"
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    thread = read_ahead(tmp_path)
-    assert thread is not None
-    thread.join(60)
-    assert not thread.is_alive()
-    monkeypatch.setattr("minisgl_backend.models.read_ahead.free_memory_bytes", lambda: 1999)
-    assert read_ahead(tmp_path) is None

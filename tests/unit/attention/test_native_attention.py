@@ -145,11 +145,11 @@ def test_a_recorded_decode_step_is_replayed_over_other_rows_exactly(dtype: torch
     positions, tables = torch.from_numpy(case.step.starts.copy()), case.step.page_tables.clone()
     attention = NativeAttention(case.pool, case.variants, library)
     q, keys, values = case.queries.clone(), case.new(case.keys, 0), case.new(case.values, 0)
-    begin = attention.decode_step(positions, tables)
+    decode = attention.decode_step(positions, tables)
     recording = Recording(library)
     outs: list[Tensor] = []
     with recording:
-        step = begin()
+        step = decode.begin()
         outs.extend(step.attend(layer, q, keys, values, case.sinks[layer]) for layer in range(len(VARIANTS)))
     order = torch.tensor([3, 0, 4, 2, 1])
     for shorter in (0, 2, 1):  # other rows, and other positions: as if tokens had been taken back

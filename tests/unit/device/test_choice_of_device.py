@@ -87,6 +87,8 @@ def test_the_cpu_pool_is_the_smallest_of_need_share_and_cap(monkeypatch: pytest.
     monkeypatch.setattr(opened, "free_memory_bytes", lambda: 8 * gib)
     assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=0, useful_bytes=gib) == gib
     assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=0, useful_bytes=10 * gib) == 2 * gib
+    assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=4 * gib, useful_bytes=10 * gib) == gib
+    assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=9 * gib, useful_bytes=10 * gib) == 0
     monkeypatch.setattr(opened, "free_memory_bytes", lambda: 64 * gib)
     assert opened.kv_pool_bytes(utilization=0.9, peak_bytes=0, useful_bytes=10 * gib) == 4 * gib
 

@@ -14,7 +14,6 @@ from minisgl_backend.kernels.moe import (
     ExpertsOp,
     ExpertWeights,
     Routing,
-    experts_op,
     mix_experts,
     mix_experts_reference,
 )
@@ -106,7 +105,3 @@ def test_a_few_tokens_copy_no_weights() -> None:
         mix_experts(x, routing, experts, SILU)
     largest_bytes = max(event.cpu_memory_usage for event in profile.function_events)
     assert 0 < largest_bytes <= 3 * 4 * 64 * x.element_size() < experts.down[0].nbytes
-
-
-def test_a_cpu_gets_the_variant_that_needs_no_compiler() -> None:
-    assert experts_op(torch.device("cpu")) is mix_experts

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fakes.attention_backends import native_library, printed_by
+from minisgl_backend.device.graph import NotRecordable
 from minisgl_backend.kernels.native.kernels import NativeKernels
-from minisgl_backend.kernels.native.recording import NotRecordable, Recording, record
+from minisgl_backend.kernels.native.recording import Recording, record
 
 EPS = 1e-5
 

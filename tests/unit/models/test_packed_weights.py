@@ -22,7 +22,7 @@ from minisgl_backend.layers.quant.stored import StoredLinear
 from minisgl_backend.models import packed_file
 from minisgl_backend.models.decoder import Decoder
 from minisgl_backend.models.folder import read_model_spec
-from minisgl_backend.models.load import NativeLoad, load_model
+from minisgl_backend.models.load import LoadKernels, Packing, load_model
 from minisgl_backend.models.packed_file import PackedStore, open_packed, packed_path
 
 SHAPE, DTYPE = (3, 5, 16), torch.float32
@@ -141,10 +141,10 @@ def load(
     """With native products, and what was said."""
     said: list[str] = []
     library = native_library()
-    native = NativeLoad(NativeKernels(library), library.ops.linear, cache, said.append)
+    kernels = LoadKernels(NativeKernels(library), Packing(library.ops.linear, cache, said.append))
     with torch.inference_mode():
         spec = read_model_spec(folder)
-        return load_model(spec, folder, torch.device("cpu"), getattr(torch, dtype), 64, quantization, native), said
+        return load_model(spec, folder, torch.device("cpu"), getattr(torch, dtype), 64, quantization, kernels), said
 
 
 def products(model: Decoder) -> set[str]:
@@ -175,6 +175,25 @@ def test_a_models_products_are_native_and_give_what_torchs_give(
                 torch.testing.assert_close(ours.attention.qkv(x), theirs.attention.qkv(x), rtol=most, atol=most)
                 torch.testing.assert_close(ours.mlp(x), theirs.mlp(x), rtol=most, atol=most)
             torch.testing.assert_close(model.lm_head(x), reference.lm_head(x), rtol=most, atol=most)
+
+
+def test_weights_of_the_same_name_size_and_times_are_not_taken_for_those_that_were_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cp -p`, `rsync -t` and layers of images leave them."""
+    monkeypatch.setattr("minisgl_backend.models.load._LEAST_KEPT_BYTES", 0)
+    folder, other = (write_random_llama(tmp_path / f"model {seed}", seed=seed) for seed in (1, 2))
+    load(folder, tmp_path)
+    file = folder / "model.safetensors"
+    state = file.stat()
+    file.write_bytes((other / file.name).read_bytes())
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file.stat().st_size == state.st_size
+    replaced, said = load(folder, tmp_path)
+    assert said[0] == "packing weights, once"
+    expected, _ = load(other, tmp_path)
+    x = torch.ones(1, 32)
+    assert torch.equal(replaced.layers[0].attention.qkv(x), expected.layers[0].attention.qkv(x))
 
 
 def test_quantised_products_stay_what_they_are(tmp_path: Path) -> None:

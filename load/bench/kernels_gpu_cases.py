@@ -1,0 +1,222 @@
+"""What `kernels_gpu` measures: each case's inputs, the work, its reference, and the bytes and operations it needs.
+
+Shapes are those of the models in gpu_models.py; on a CPU, where the kernels are interpreted, very small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from load.bench.gpu_models import triton_attention
+from minisgl_backend.attention.interface import AttentionVariant, StepRows
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.kernels.gpu.kernels import TritonKernels
+from minisgl_backend.kernels.gpu.moe import mix_experts_triton
+from minisgl_backend.kernels.interface import HeadPreparation, Rotation
+from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, mix_experts_reference
+from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
+from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+
+_SILU = ExpertActivation("silu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel on one shape."""
+
+    work: Callable[[], Tensor]
+    reference: Callable[[], Tensor]  # the same in plain torch, once
+    touched_bytes: float  # read or written once
+    operations: float  # of products: two for each multiplication
+    tolerance: float  # of the error's root mean square, relative
+    peer: Callable[[], object] | None = None  # timed beside it
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A case that is not made yet: each takes memory."""
+
+    name: str
+    make: Callable[[], Case]
+
+
+def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Maker]:
+    """In the order in which they are measured."""
+    cases = _Cases(device, dtype)
+    small = device.type != "cuda"
+    for rows in (3,) if small else (1, 64, 4096):
+        size, inner = (64, 96) if small else (4096, 14336)
+        yield Maker(f"add_rms_norm {rows} x {size}", partial(cases.add_rms_norm, rows, size))
+        yield Maker(f"silu {rows} x {inner}", partial(cases.silu, rows, inner))
+        heads = (4, 2, 16) if small else (32, 8, 128)
+        yield Maker(f"rotary {rows} x {heads}", partial(cases.rotary, rows, *heads))
+        yield Maker(f"take_rows {rows} x {size}", partial(cases.take_rows, rows, size, 50 if small else 128256))
+    for tokens in (5,) if small else (1, 8, 64, 4096):
+        experts = (6, 2, 40, 24) if small else (128, 8, 2048, 768)
+        yield Maker(f"experts {tokens} of {experts}", partial(cases.experts, tokens, *experts))
+    for shape in _SMALL_ATTENTION if small else _ATTENTION:
+        yield Maker(f"attention {shape}", partial(cases.attention, shape))
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Rows that are all alike."""
+
+    rows: int
+    start: int  # tokens that a row has already
+    length: int  # that it computes
+    heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+
+    def __str__(self) -> str:
+        what = "decode" if self.length == 1 else f"chunk {self.length}"
+        return f"{what} {self.rows} x {self.start + self.length}, {self.heads}/{self.kv_heads} heads"
+
+    @property
+    def seen(self) -> int:
+        """Keys that the queries of a row see, all together."""
+        return self.length * self.start + self.length * (self.length + 1) // 2
+
+
+_ATTENTION = (
+    AttentionShape(1, 8191, 1),
+    AttentionShape(1, 65535, 1),
+    AttentionShape(8, 8191, 1),
+    AttentionShape(64, 4095, 1),
+    AttentionShape(256, 1023, 1),
+    AttentionShape(64, 4095, 1, heads=16),
+    AttentionShape(64, 4095, 1, kv_heads=4),
+    AttentionShape(1, 0, 4096),
+    AttentionShape(1, 6144, 2048),
+    AttentionShape(16, 0, 512),
+)
+_SMALL_ATTENTION = (AttentionShape(2, 20, 1, 4, 2, 16), AttentionShape(1, 5, 9, 4, 2, 16))
+
+
+@dataclass(frozen=True)
+class _Cases:
+    device: torch.device
+    dtype: torch.dtype
+
+    def normal(self, *shape: int) -> Tensor:
+        generator = torch.Generator(self.device).manual_seed(sum(shape))
+        return torch.randn(shape, generator=generator, device=self.device).to(self.dtype)
+
+    def add_rms_norm(self, rows: int, size: int) -> Case:
+        x, y, weight = self.normal(rows, size), self.normal(rows, size).roll(1), self.normal(size)
+        ours = TritonKernels()
+
+        def both(kernels: object, x: Tensor, y: Tensor) -> Tensor:
+            return torch.stack(kernels.add_rms_norm(x, y, weight, 1e-6))  # type: ignore[attr-defined]
+
+        return Case(
+            lambda: ours.add_rms_norm(x, y, weight, 1e-6)[1],
+            lambda: both(TORCH_KERNELS, x, y)[1],
+            4 * x.nbytes,
+            0,
+            _rounding(self.dtype),
+            lambda: F.rms_norm(x + y, (size,), weight, 1e-6),
+        )
+
+    def silu(self, rows: int, size: int) -> Case:
+        both = self.normal(rows, 2 * size)
+        gate, up = both.chunk(2, dim=-1)
+        gated = TritonKernels().gated("silu")
+        return Case(
+            lambda: gated(gate, up),
+            lambda: F.silu(gate.float()) * up.float(),
+            1.5 * both.nbytes,
+            0,
+            _rounding(self.dtype),
+            lambda: F.silu(gate) * up,
+        )
+
+    def rotary(self, tokens: int, heads: int, kv_heads: int, dim: int) -> Case:
+        """With the norms of heads."""
+        qkv = self.normal(tokens, heads + 2 * kv_heads, dim)
+        q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        angles = self.normal(tokens, 1, dim // 2).float()
+        rotation, norm = Rotation(angles.cos(), angles.sin()), self.normal(dim)
+        ours = HeadPreparation(TritonKernels(), rotation, norm, norm, 1e-6)
+        theirs = HeadPreparation(TORCH_KERNELS, rotation, norm.float(), norm.float(), 1e-6)
+        return Case(
+            lambda: ours(q, k)[0],
+            lambda: theirs(q.float(), k.float())[0],
+            2 * (q.nbytes + k.nbytes) + 2 * angles.nbytes,
+            0,
+            2 * _rounding(self.dtype),
+        )
+
+    def take_rows(self, count: int, size: int, rows: int) -> Case:
+        table = self.normal(rows, size)
+        index = torch.arange(count, device=self.device) * 7919 % rows
+        kernels = TritonKernels()
+        return Case(
+            lambda: kernels.take_rows(table, index),
+            lambda: table[index],
+            2 * count * size * self.dtype.itemsize,
+            0,
+            0.0,
+            lambda: table[index],
+        )
+
+    def experts(self, tokens: int, num_experts: int, top_k: int, hidden: int, inner: int) -> Case:
+        """The choices are spread evenly; bytes: the weights of the experts that are chosen."""
+        kernels = TritonKernels()
+        weights = ExpertWeights(
+            self.normal(num_experts, 2 * inner, hidden).mul_(hidden**-0.5),
+            self.normal(num_experts, hidden, inner).mul_(inner**-0.5),
+        )
+        x = self.normal(tokens, hidden)
+        logits = self.normal(tokens, num_experts).float()
+        routing = kernels.choose_experts(logits, top_k, renormalise=True)
+        used = int(torch.bincount(routing.experts.flatten(), minlength=num_experts).count_nonzero())
+        weight_bytes = (weights.gate_up.nbytes + weights.down.nbytes) * used / num_experts
+        return Case(
+            lambda: mix_experts_triton(x, routing, weights, _SILU),
+            lambda: mix_experts_reference(x, routing, weights, _SILU),
+            weight_bytes + 2 * x.nbytes,
+            6.0 * tokens * top_k * hidden * inner,
+            3 * _rounding(self.dtype),
+        )
+
+    def attention(self, shape: AttentionShape) -> Case:
+        """Pages of 16 tokens in any order. Bytes: keys and values, queries and outputs."""
+        pool, rows = paged_rows(shape, self.device, self.dtype)
+        variants = (AttentionVariant(shape.dim**-0.5),)
+        tokens = shape.rows * shape.length
+        q = self.normal(tokens, shape.heads, shape.dim)
+        k, v = (self.normal(tokens, shape.kv_heads, shape.dim).roll(n) for n in (1, 2))
+        begun = triton_attention(pool, variants, shape.heads).begin(rows)
+        return Case(
+            lambda: begun.attend(0, q, k, v),
+            lambda: TorchAttention(pool, variants).begin(rows).attend(0, q, k, v),
+            2.0 * shape.rows * (shape.start + shape.length) * shape.kv_heads * shape.dim * self.dtype.itemsize
+            + 2 * q.nbytes,
+            4.0 * shape.rows * shape.seen * shape.heads * shape.dim,
+            2 * _rounding(self.dtype),
+        )
+
+
+def paged_rows(shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> tuple[PagedKvPool, StepRows]:
+    """A full pool of one layer, and rows whose pages lie in any order."""
+    page_size = 16
+    pages = -(-(shape.start + shape.length) // page_size)
+    pool = PagedKvPool(KvShape(1, shape.kv_heads, shape.dim, dtype), shape.rows * pages, page_size, device)
+    for store in pool.layer(0):
+        store.normal_()
+    order = torch.randperm(shape.rows * pages, generator=torch.Generator().manual_seed(1))
+    starts, lengths = (np.full(shape.rows, value, np.int64) for value in (shape.start, shape.length))
+    return pool, StepRows(starts, lengths, order.view(shape.rows, pages).to(device))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
