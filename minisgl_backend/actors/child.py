@@ -77,9 +77,9 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     token_bytes = token_bytes_of(folder)
     with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
         runner: StepRunner = build_runner(config, folder, rank, say, token_bytes)
+        runner.warm_up()  # what it counted on is taken then
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)
     try:
-        runner.warm_up()
         host.put(Ready(role, os.getpid(), runner.num_pages))
         to_scheduler: WireOutlet[StepResult] | None = (
             WireOutlet(context, home / "scheduler", CAPACITY) if rank == 0 else None

@@ -61,6 +61,9 @@ class CpuDevice:
         """0, and the work is not run: the pool's share leaves room for any step."""
         return 0
 
+    def reserve_memory(self, size_bytes: int) -> None:
+        """See Device."""
+
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
         """The smallest of: useful_bytes, a quarter of the memory that is free beside peak_bytes, 4 GiB. `utilization`
         is for GPUs.

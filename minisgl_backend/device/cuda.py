@@ -83,6 +83,10 @@ class CudaDevice:
         torch.cuda.empty_cache()
         return int(peak)
 
+    def reserve_memory(self, size_bytes: int) -> None:
+        """See Device: what was taken and given back stays torch's own."""
+        torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
+
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
         """What is left of this process's own share `utilization` of the GPU after its weights and the peak, and no
         more than is free: engines side by side add their shares up, and one that comes too late gets the rest.

@@ -76,6 +76,10 @@ class Device(Protocol):
         """
         ...
 
+    def reserve_memory(self, size_bytes: int) -> None:
+        """Takes so much for later use by this process, so that nobody beside it does. A CPU takes nothing."""
+        ...
+
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
         """How large the KV pool may be once the weights are loaded.
 

@@ -7,6 +7,7 @@ written too early, a copy that is read before it was made: either shows as wrong
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -22,17 +23,23 @@ POISON = 0x6B
 
 
 class DelayedStreams:
-    """`waits`: how often the host waited for what was not done, by queue."""
+    """`waits`: how often the host waited for what was not done, by queue. Several threads may wait at a time."""
 
     ahead = True
 
     def __init__(self) -> None:
-        self._compute, self._up, self._down = (_Queue(name) for name in ("compute", "up", "down"))
+        lock = threading.RLock()
+        self._compute, self._up, self._down = (_Queue(name, lock) for name in ("compute", "up", "down"))
         self.buffers: list[Tensor] = []
 
     @property
     def waits(self) -> dict[str, int]:
         return {queue.name: queue.waits for queue in (self._compute, self._up, self._down)}
+
+    @property
+    def most_pending(self) -> int:
+        """The most there ever were at a time."""
+        return self._compute.most
 
     @property
     def pending(self) -> int:
@@ -75,28 +82,35 @@ class DelayedStreams:
 
 
 class _Queue:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.RLock) -> None:
+        """lock: held while something is done, in this queue or another one."""
         self.name = name
+        self._lock = lock
         self.work: deque[Callable[[], None]] = deque()
+        self.launched = 0
+        self.most = 0
         self.done = 0
         self.waits = 0
         self.busy = False
 
     def put(self, work: Callable[[], None]) -> _Place:
         self.work.append(work)
-        return _Place(self, self.done + len(self.work))
+        self.launched += 1
+        self.most = max(self.most, len(self.work))
+        return _Place(self, self.launched)
 
     @torch.inference_mode()
     def reach(self, place: int) -> None:
-        while self.done < place:
-            assert not self.busy, f"work in the queue {self.name} waits for what stands behind it"
-            self.busy = True
-            try:
-                self.work[0]()
-            finally:
-                self.busy = False
-            self.work.popleft()
-            self.done += 1
+        with self._lock:
+            while self.done < place:
+                assert not self.busy, f"work in the queue {self.name} waits for what stands behind it"
+                self.busy = True
+                try:
+                    self.work[0]()
+                finally:
+                    self.busy = False
+                self.work.popleft()
+                self.done += 1
 
 
 class _Place:

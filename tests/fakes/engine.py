@@ -21,6 +21,7 @@ from minisgl_backend.actors.internal import FromHolder, HolderGone, HolderId, To
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.supervisor import Supervisor
 from minisgl_backend.actors.text import TextActor
+from minisgl_backend.actors.worker import Outcome, in_place
 from minisgl_backend.config import EngineConfig, resolve_config
 from minisgl_backend.messages.client import (
     PROTOCOL,
@@ -42,9 +43,10 @@ from minisgl_backend.messages.client import (
     Welcome,
 )
 from minisgl_backend.messages.ids import RequestId
-from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.messages.plan import BatchPlan
 from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.fake import FakeRunner
+from minisgl_backend.worker.runner import StepRunner
 
 Hook = Callable[[BatchPlan], Awaitable[None]]
 
@@ -52,16 +54,16 @@ Hook = Callable[[BatchPlan], Awaitable[None]]
 class FakeRank:
     """A rank on the fake device. `hook` runs before each step: it may wait (a delay) or raise (a death)."""
 
-    def __init__(self, runner: FakeRunner, hook: Hook | None) -> None:
+    def __init__(self, runner: StepRunner, hook: Hook | None) -> None:
         self.num_pages = runner.num_pages
         self.closed = False
-        self._runner = runner
+        self._compute = in_place(runner.launch)
         self._hook = hook
 
-    async def compute(self, plan: BatchPlan) -> StepResult:
+    async def compute(self, plan: BatchPlan) -> Outcome:
         if self._hook is not None:
             await self._hook(plan)
-        return self._runner.run(plan)
+        return await self._compute(plan)
 
     def close(self) -> None:
         self.closed = True
@@ -197,7 +199,7 @@ async def fake_engine(
     model: Path,
     *,
     hook: Hook | None = None,
-    build: Callable[[FakeEngine], FakeRunner] | None = None,
+    build: Callable[[FakeEngine], StepRunner] | None = None,
     ready: bool = True,
     num_pages: int = 64,
     patience_s: float = 120,

@@ -6,15 +6,27 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import torch
 
+from fakes.delayed_streams import DelayedStreams
+from fakes.engine import FakeEngine, fake_engine
+from fakes.forward import load
 from minisgl_backend.actors.mailbox import LocalMailbox
 from minisgl_backend.actors.worker import Outcome, ToWorker, WorkerActor, in_place, in_thread
+from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.cpu import CpuDevice
+from minisgl_backend.device.streams import Streams
+from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.messages.control import Halt
 from minisgl_backend.messages.ids import StepId
 from minisgl_backend.messages.plan import BatchPlan, StepResult
+from minisgl_backend.models.model import Model
+from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.worker.runner import Launched
+from minisgl_backend.worker.torch_runner import TorchRunner, attention_variants
 
 
 def plan_of(step: int) -> BatchPlan:
@@ -152,3 +164,59 @@ async def test_a_thread_waits_for_what_a_runner_has_launched(where: object) -> N
         assert not isinstance(first, StepResult) and not first.done() and second == result_of(2)
         gate.set()
         assert await first == result_of(1)
+
+
+class LateDevice(CpuDevice):
+    """A CPU with the queues of a device that does nothing until it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.delayed = DelayedStreams()
+        self.streams: Streams = self.delayed
+
+
+def torch_runner(engine: FakeEngine, model: Model, device: CpuDevice) -> TorchRunner:
+    """Of a whole engine, over a small model in fp32."""
+    config, spec = engine.config, model.spec
+    shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, torch.float32)
+    pool = PagedKvPool(shape, 64, config.page_size, device.torch_device)
+    runner = TorchRunner(
+        model,
+        device,
+        pool,
+        attention=TorchAttention(pool, attention_variants(spec)),
+        max_running=config.max_running,
+        context_tokens=1024,
+        token_budget=config.token_budget,
+        grammars=GrammarSlots(tuple, spec.vocab_size),
+    )
+    runner.warm_up()
+    return runner
+
+
+async def answers_of(tiny_llama: Path, device: CpuDevice, *, overlap: bool) -> list[str]:
+    """Of ten requests at once, in a pool that is too small for them."""
+    model = load(tiny_llama, context_tokens=1024)
+    settings = {"overlap": overlap, "max_running": 6, "token_budget": 64}
+    async with fake_engine(tiny_llama, build=lambda engine: torch_runner(engine, model, device), **settings) as engine:
+        holder = engine.holder()
+        ids = []
+        for number in range(10):
+            prompt = "the cat and a thing of the " * (1 + 5 * (number % 3))
+            ids.append(holder.request(prompt, max_tokens=40, temperature=number % 2, seed=number))
+        answers = [await holder.text(id) for id in ids]
+        await holder.idle()
+        engine.schedulers[-1].check_integrity()
+    return answers
+
+
+async def test_an_engine_on_a_device_that_answers_late_gives_the_answers_of_one_that_does_one_thing_after_another(
+    tiny_llama: Path,
+) -> None:
+    late = LateDevice()
+    expected = await answers_of(tiny_llama, CpuDevice(1), overlap=False)
+    assert await answers_of(tiny_llama, late, overlap=False) == expected
+    of_one_step = late.delayed.most_pending
+    assert await answers_of(tiny_llama, late, overlap=True) == expected
+    assert len(set(expected)) > 5 and not late.delayed.pending
+    assert late.delayed.most_pending > 1.5 * of_one_step, "two steps are on their way"

@@ -1,4 +1,4 @@
-"""Steps of a whole model on FlashInfer's phases: chunks and decode rows, recorded or not, with rows that come and go."""
+"""Steps of a whole model on FlashInfer's phases: chunks and decode rows, recorded or not, rows that come and go."""
 
 from __future__ import annotations
 
