@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from load.bench.gpu_models import triton_attention
+from load.bench.gpu_stand import gpu_attention
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
+from minisgl_backend.device.device import open_device
 from minisgl_backend.kernels.gpu.kernels import TritonKernels
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton
 from minisgl_backend.kernels.interface import HeadPreparation, Rotation
@@ -195,7 +196,7 @@ class _Cases:
         tokens = shape.rows * shape.length
         q = self.normal(tokens, shape.heads, shape.dim)
         k, v = (self.normal(tokens, shape.kv_heads, shape.dim).roll(n) for n in (1, 2))
-        begun = triton_attention(pool, variants, shape.heads).begin(rows)
+        begun = gpu_attention("triton", open_device("auto"), pool, variants, shape.heads).begin(rows)
         return Case(
             lambda: begun.attend(0, q, k, v),
             lambda: TorchAttention(pool, variants).begin(rows).attend(0, q, k, v),

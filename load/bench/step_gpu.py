@@ -29,23 +29,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from load.bench.gpu_clock import GpuClock, errors
-from load.bench.gpu_models import CONFIGS, build_model, spec_of, triton_attention
+from load.bench.gpu_models import CONFIGS
+from load.bench.gpu_stand import PAGE_TOKENS, Stand
 from load.bench.regime import regime
-from minisgl_backend.attention.gpu_backend import GpuAttention
-from minisgl_backend.attention.interface import StepRows
+from load.bench.step_gpu_runner import SAMPLED, runner_case
 from minisgl_backend.device.device import Device, open_device
-from minisgl_backend.device.graph import Graph, Recorder
-from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
-from minisgl_backend.models.model import Model
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors
 from minisgl_backend.worker.decode_graphs import DecodeGraphs
-from minisgl_backend.worker.torch_runner import attention_variants
 
-_PAGE_TOKENS = 16
 _GRAPH_TOLERANCE = 0.05  # one rounding in bf16 may send a token to another expert
 
 
@@ -56,16 +50,22 @@ class Sizes:
     rows: tuple[int, ...]
     context: int  # tokens of a row, the one that is computed among them
     prompts: tuple[tuple[int, int], ...]  # (rows, tokens of each)
+    runner: tuple[int, int, int]  # rows, tokens of their prompts, steps three times
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a row, at most."""
+        return max(self.context, *(tokens for _, tokens in self.prompts))
 
     @property
     def pages(self) -> int:
         """Of the pool."""
         longest = max(self.context * max(self.rows), *(rows * tokens for rows, tokens in self.prompts))
-        return longest // _PAGE_TOKENS + max(self.rows) + 1
+        return longest // PAGE_TOKENS + max(self.rows) + 1
 
 
-LARGE = Sizes((1, 8, 64, 256), 512, ((1, 512), (1, 4096), (8, 1024)))
-SMALL = Sizes((1, 3), 5, ((1, 9), (2, 4)))
+LARGE = Sizes((1, 8, 64, 256), 512, ((1, 512), (1, 4096), (8, 1024)), (64, 448, 16))
+SMALL = Sizes((1, 3), 5, ((1, 9), (2, 4)), (2, 3, 1))
 
 
 @dataclass(frozen=True)
@@ -74,57 +74,6 @@ class Ceilings:
 
     bytes_per_s: float
     operations_per_s: float
-
-
-class Stand:
-    """A model with its pool: what one shape is measured on."""
-
-    def __init__(self, name: str, device: Device, dtype: torch.dtype, sizes: Sizes) -> None:
-        self.spec = spec_of(CONFIGS[name])
-        self.dtype, self.sizes, self.device = dtype, sizes, device.torch_device
-        context = max(sizes.context, *(tokens for _, tokens in sizes.prompts)) + _PAGE_TOKENS
-        self.model: Model = build_model(self.spec, self.device, dtype, context)
-        shape = KvShape(self.spec.num_layers, self.spec.num_kv_heads, self.spec.head_dim, dtype)
-        self.pool = PagedKvPool(shape, sizes.pages, _PAGE_TOKENS, self.device)
-        for layer in range(self.spec.num_layers):
-            for store in self.pool.layer(layer):
-                store.normal_()
-        self.attention: GpuAttention = triton_attention(self.pool, attention_variants(self.spec), self.spec.num_heads)
-        self.table_pages = -(-context // _PAGE_TOKENS)
-
-    def rows(self, count: int, start: int, length: int) -> StepRows:
-        """Their pages lie in any order."""
-        pages = -(-(start + length) // _PAGE_TOKENS)
-        order = torch.randperm(self.sizes.pages, generator=torch.Generator().manual_seed(count))[: count * pages]
-        starts, lengths = (np.full(count, value, np.int64) for value in (start, length))
-        return StepRows(starts, lengths, order.view(count, pages).to(self.device))
-
-    def inputs(self, rows: StepRows) -> tuple[Tensor, Tensor]:
-        """Tokens, positions."""
-        positions = np.concatenate([np.arange(s, s + n) for s, n in zip(rows.starts, rows.lengths, strict=True)])
-        tokens = torch.arange(len(positions), device=self.device) * 7919 % self.spec.vocab_size
-        return tokens, torch.from_numpy(positions).to(self.device)
-
-    def forward(self, rows: StepRows, tokens: Tensor, positions: Tensor) -> Tensor:
-        """A step as it is not recorded → logits of each row's last token."""
-        last = torch.from_numpy(np.cumsum(rows.lengths) - 1).to(self.device)
-        return self.model.forward(tokens, positions, self.attention.begin(rows), last)
-
-    def graphs(self, record: Recorder) -> DecodeGraphs:
-        """Of all sizes that are measured, recorded."""
-        graphs = DecodeGraphs(
-            self.model,
-            self.attention,
-            record,
-            sizes=self.sizes.rows,
-            at_start=self.sizes.rows,
-            table_pages=self.table_pages,
-            scratch_page=self.pool.scratch_page,
-            device=self.device,
-            tell=print,
-        )
-        graphs.warm_up()
-        return graphs
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -163,12 +112,15 @@ def measure_shape(
 ) -> None:
     """All of one shape. What fails costs no other."""
     made: list[Stand] = []
+    sizes = LARGE if clock.on_gpu else SMALL
 
     def build() -> dict[str, Any]:
         if time.monotonic() > ends - 10:
             raise TimeoutError("not begun: hardly any time is left")
         began = time.monotonic()
-        made.append(Stand(name, device, dtype, LARGE if clock.on_gpu else SMALL))
+        stand = Stand(CONFIGS[name], device, dtype, pages=sizes.pages, context_tokens=sizes.longest + PAGE_TOKENS)
+        stand.fill_pool()
+        made.append(stand)
         device.synchronize()
         return {
             "weights_gb": round(weight_bytes(made[0].spec, dtype) / 1e9, 2),
@@ -178,29 +130,31 @@ def measure_shape(
     if not keep(f"{name} is built", build):
         return
     stand = made[0]
-    recorder = device.recorder() or EmulatedRecorder()
     graphs: list[DecodeGraphs] = []
-    if keep(f"{name} is recorded", lambda: recorded(stand, recorder, graphs)):
-        for rows in stand.sizes.rows:
-            keep(f"{name} decode {rows}", lambda rows=rows: decode_case(stand, graphs[0], rows, clock, ceilings))  # type: ignore[misc]
+    if keep(f"{name} is recorded", lambda: recorded(stand, sizes, graphs)):
+        for rows in sizes.rows:
+            keep(f"{name} decode {rows}", lambda rows=rows: decode_case(stand, graphs[0], sizes, rows, clock, ceilings))  # type: ignore[misc]
+        keep(f"{name} runner, greedy", lambda: runner_case(stand, graphs[0], *sizes.runner))
+        keep(f"{name} runner, sampled", lambda: runner_case(stand, graphs[0], *sizes.runner, SAMPLED))
         graphs[0].close()
-    for count, tokens in stand.sizes.prompts:
+    for count, tokens in sizes.prompts:
         keep(
             f"{name} prompt {count} x {tokens}",
             lambda count=count, tokens=tokens: prompt_case(stand, count, tokens, clock, ceilings),  # type: ignore[misc]
         )
 
 
-def recorded(stand: Stand, recorder: Recorder, graphs: list[DecodeGraphs]) -> dict[str, Any]:
+def recorded(stand: Stand, sizes: Sizes, graphs: list[DecodeGraphs]) -> dict[str, Any]:
     """Recordings of all sizes, and that they give what steps give that are not recorded.
 
     Bit for bit where the machine's library of products takes the same way in a recording; told, not asked for.
     """
     began, same = time.monotonic(), {}
-    graphs.append(stand.graphs(recorder))
+    graphs.append(stand.graphs(sizes.rows, tell=lambda line: None))
+    graphs[0].warm_up()
     took = round(time.monotonic() - began, 1)
-    for count in stand.sizes.rows:
-        rows = stand.rows(count, stand.sizes.context - 1, 1)
+    for count in sizes.rows:
+        rows = stand.rows(count, sizes.context - 1, 1)
         tokens, positions = stand.inputs(rows)
         expected = stand.forward(rows, tokens, positions)
         got = graphs[0].logits(tokens, positions, rows.page_tables, rows.starts)
@@ -209,16 +163,18 @@ def recorded(stand: Stand, recorder: Recorder, graphs: list[DecodeGraphs]) -> di
         rms, _ = errors(got, expected)
         assert rms < _GRAPH_TOLERANCE, f"logits of {count} rows differ by {rms:.3g} of their root mean square"
         same[count] = torch.equal(got, expected)
-    return {"s": took, "held_mb": round(recorder.held_bytes / 1e6, 1), "bit_for_bit": same}
+    return {"s": took, "held_mb": round(stand.recorder.held_bytes / 1e6, 1), "bit_for_bit": same}
 
 
-def decode_case(stand: Stand, graphs: DecodeGraphs, count: int, clock: GpuClock, ceilings: Ceilings) -> dict[str, Any]:
+def decode_case(
+    stand: Stand, graphs: DecodeGraphs, sizes: Sizes, count: int, clock: GpuClock, ceilings: Ceilings
+) -> dict[str, Any]:
     """Milliseconds of a decode step, both ways."""
-    rows = stand.rows(count, stand.sizes.context - 1, 1)
+    rows = stand.rows(count, sizes.context - 1, 1)
     tokens, positions = stand.inputs(rows)
     graph_ms = clock.median_ms(lambda: graphs.logits(tokens, positions, rows.page_tables, rows.starts), captured=False)
     eager_ms = clock.median_ms(lambda: stand.forward(rows, tokens, positions), captured=False)
-    kv_bytes = count * stand.sizes.context * stand.spec.num_layers * 2 * stand.spec.num_kv_heads * stand.spec.head_dim
+    kv_bytes = count * sizes.context * stand.spec.num_layers * 2 * stand.spec.num_kv_heads * stand.spec.head_dim
     touched = weight_bytes(stand.spec, stand.dtype, rows=count) + kv_bytes * stand.dtype.itemsize
     operations = 2 * count * used_weights(stand.spec)
     floor_ms = 1e3 * max(touched / ceilings.bytes_per_s, operations / ceilings.operations_per_s)
@@ -273,31 +229,6 @@ def _products(spec: ModelSpec) -> list[tuple[int, bool]]:
         if len(shape) > 1 and (spec.tie_embeddings or "embed" not in name):
             found.append((int(np.prod(shape)), ".experts." in name))
     return found
-
-
-class EmulatedRecorder:
-    """See Recorder: a replay does the work again, so that this can be run dry."""
-
-    shares_memory = False
-    held_bytes = 0
-
-    def __call__(self, work: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-        """See Recorder."""
-        out = work()
-        return _EmulatedGraph(work, out), out
-
-
-@dataclass(frozen=True)
-class _EmulatedGraph:
-    work: Callable[[], Tensor]
-    out: Tensor
-
-    def replay(self) -> None:
-        """See Graph."""
-        self.out.copy_(self.work())
-
-    def close(self) -> None:
-        """See Graph."""
 
 
 def keep(found: dict[str, Any], out: Path | None, name: str, work: Callable[[], dict[str, Any]]) -> bool:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
 from fakes.attention_case import AttentionCase
-from load.bench.gpu_models import triton_attention
-from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, RecordableAttention, StepRows
+from load.bench.gpu_stand import gpu_attention
+from minisgl_backend.attention.gpu_backend import GpuAttention
+from minisgl_backend.attention.interface import AttentionVariant, StepRows
+from minisgl_backend.device.device import open_device
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from tests.gpu.checks import ROUNDING, Found, Place, Report, compare, equal
 
 
 def run(report: Report, place: Place) -> None:
+    attention_of = partial(gpu_attention, "triton", open_device(place.device.type))
     for dtype in place.dtypes:
         for rows in row_lists(place):
             for shape in shapes(place):
                 name = f"attention {rows} {shape} {str(dtype).removeprefix('torch.')}"
-                report.check(name, partial(check_step, place, triton_attention, dtype, rows, shape))
+                report.check(name, partial(check_step, place, attention_of, dtype, rows, shape))
         name = f"recorded decode rows {str(dtype).removeprefix('torch.')}"
-        report.check(name, partial(check_recorded, place, dtype))
+        report.check(name, partial(check_recorded, place, attention_of, dtype))
 
+
+AttentionOf = Callable[[PagedKvPool, Sequence[AttentionVariant], int], GpuAttention]
+"""(pool, variants of the layers, heads of queries)."""
 
 Rows = tuple[tuple[int, int], ...]  # (tokens in the pool, tokens of this step)
 
@@ -75,11 +81,10 @@ def shapes(place: Place) -> tuple[Shape, ...]:
     )
 
 
-def check_step(place: Place, backend_of: Any, dtype: torch.dtype, rows: Rows, shape: Shape) -> Found:
-    """backend_of(pool, variants, heads)."""
+def check_step(place: Place, attention_of: AttentionOf, dtype: torch.dtype, rows: Rows, shape: Shape) -> Found:
     case = case_of(dtype, rows, shape)
     pool = pool_of(case, place)
-    backend: AttentionBackend = backend_of(pool, case.variants, shape.heads)
+    backend = attention_of(pool, case.variants, shape.heads)
     step = StepRows(case.step.starts, case.step.lengths, case.step.page_tables.to(place.device))
     with torch.inference_mode():
         got = backend.begin(step).attend(0, *new_tokens(case, place))
@@ -87,14 +92,14 @@ def check_step(place: Place, backend_of: Any, dtype: torch.dtype, rows: Rows, sh
     return compare(got, case.expected(0), rms=tolerance, most=30 * tolerance)
 
 
-def check_recorded(place: Place, dtype: torch.dtype) -> Found:
+def check_recorded(place: Place, attention_of: AttentionOf, dtype: torch.dtype) -> Found:
     """The way that decode steps are recorded gives the very numbers of the way they are not."""
     shape, rows = shapes(place)[0], row_lists(place)[0]
     case = case_of(dtype, rows, shape)
     results = []
     for recorded in (False, True):
         pool = pool_of(case, place)
-        backend: RecordableAttention = triton_attention(pool, case.variants, shape.heads)
+        backend = attention_of(pool, case.variants, shape.heads)
         tables = case.step.page_tables.to(place.device).contiguous()
         with torch.inference_mode():
             if recorded:
