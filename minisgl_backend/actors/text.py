@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 
 from minisgl_backend.actors.engine_view import NO_VIEW, EngineView
+from minisgl_backend.actors.holders import Holders
 from minisgl_backend.actors.internal import (
     EngineDown,
     EngineUp,
@@ -40,7 +40,6 @@ from minisgl_backend.actors.stats import NO_GAUGES, stats_of
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import EngineUnavailable, QueueFull, RequestError, Status
 from minisgl_backend.messages.client import (
-    PROTOCOL,
     Answered,
     Cancel,
     EngineState,
@@ -52,7 +51,6 @@ from minisgl_backend.messages.client import (
     Outputs,
     Request,
     Stats,
-    Welcome,
 )
 from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import RequestId, SequenceId
@@ -83,14 +81,12 @@ class TextActor:
         self._defaults = SamplingParams()
         self._limits: RequestLimits | None = None
         self._engine: EngineUp | None = None
-        self._health = Health(EngineState.STARTING, "starting")
-        self._holders: dict[HolderId, None] = {}  # in order of arrival
+        self._holders = Holders(front)
         self._open: dict[SequenceId, OpenRequest] = {}  # by each sequence
         self._by_request: dict[tuple[HolderId, RequestId], SequenceId] = {}
         self._touched: dict[SequenceId, None] = {}  # records with something to say, in order
         self._behind: dict[SequenceId, None] = {}  # records with something to write, the next one first
         self._outputs: dict[HolderId, list[Output]] = {}
-        self._inspectors: list[HolderId] = []
         self._resumption = Resumption()  # of nobody, unless the setting resume_on_restart is on
         self._rates = Rates()
         self._view = EngineView(self._rates, config.page_size, shows_prompts=config.show_prompts_in_engine_view)
@@ -157,7 +153,7 @@ class TextActor:
         elif isinstance(message, Inspect):
             self._on_inspect(holder)
         else:
-            self._on_hello(holder, message)
+            self._holders.hello(holder, message)
 
     def _on_request(self, holder: HolderId, request: Request) -> None:
         if (holder, request.id) in self._by_request:
@@ -188,7 +184,7 @@ class TextActor:
 
     def _admit(self) -> tuple[RequestLimits, Tokenizer]:
         """Raises the reason for which nothing can be taken in now."""
-        if self._health.state is EngineState.FAILED:
+        if self._holders.health.state is EngineState.FAILED:
             raise EngineUnavailable("the engine is down; the server's log says why")
         if self._engine is None or self._limits is None or self._tokenizer is None:
             raise EngineUnavailable("the engine is not ready; try again in a moment")
@@ -386,7 +382,7 @@ class TextActor:
     def _show(self, view: View) -> None:
         """To all who wait for it."""
         now_s = time.monotonic()
-        snapshot = self._view.snapshot(view, self._health.state, self._open, self._tokenizer, now_s)
+        snapshot = self._view.snapshot(view, self._holders.health.state, self._open, self._tokenizer, now_s)
         for id in self._view.take_waiting():
             self._answer(id, snapshot)
 
@@ -397,17 +393,8 @@ class TextActor:
 
     # ── holders and the engine's state ───────────────────────────────────────────────────────────────────────────
 
-    def _on_hello(self, holder: HolderId, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL:
-            problem = f"the engine speaks protocol {PROTOCOL}, its client {hello.protocol}: two versions are installed"
-            self._front.deliver(holder, Welcome(PROTOCOL, os.getpid(), Health(EngineState.FAILED, problem, 2)))
-            return
-        if hello.lease:
-            self._holders[holder] = None
-        self._front.deliver(holder, Welcome(PROTOCOL, os.getpid(), self._health))
-
     def _on_holder_gone(self, holder: HolderId) -> None:
-        self._holders.pop(holder, None)
+        self._holders.gone(holder)
         for id in [id for (owner, _), id in self._by_request.items() if owner == holder]:
             self._end(id, Status.CANCELLED, "the client is gone")
         self._outputs.pop(holder, None)
@@ -427,12 +414,11 @@ class TextActor:
         self._resumption.begin()
         for id in list(self._by_request.values()):
             self._survive(id)
-        for holder in self._inspectors:
-            self._front.deliver(holder, self._stats(NO_GAUGES))
-        self._inspectors.clear()
+        while self._holders.is_inspected:
+            self._holders.answer(self._stats(NO_GAUGES))
         self._view.forget()
         self._rates.all_ended()
-        if self._health.state is not EngineState.FAILED:
+        if self._holders.health.state is not EngineState.FAILED:
             self._become(Health(EngineState.RESTARTING, "the engine died"))
 
     def _survive(self, id: SequenceId) -> None:
@@ -454,34 +440,30 @@ class TextActor:
                 self._tell_scheduler(entry.memory.rest(entry.sequence, index, entry.arrived_s))
 
     def _on_state(self, change: StateChanged) -> None:
-        if self._health.state is EngineState.FAILED:
+        if self._holders.health.state is EngineState.FAILED:
             return
         if change.state is EngineState.FAILED:
             for id in list(self._by_request.values()):  # that were to go on
                 self._end(id, Status.UNAVAILABLE, "the engine is down; the server's log says why")
         if change.state is EngineState.STARTING:
-            self._become(Health(self._health.state, change.detail))
+            self._become(Health(self._holders.health.state, change.detail))
         else:
             self._become(Health(change.state, change.detail, change.exit_code))
 
     def _become(self, health: Health) -> None:
         self._flush()
-        self._health = health
-        for holder in list(self._holders):
-            self._front.deliver(holder, health)
-        if health.state is EngineState.FAILED:
-            self._front.give_up()
+        self._holders.tell(health)
 
     def _on_inspect(self, holder: HolderId) -> None:
         if self._tell_scheduler(Probe()):
-            self._inspectors.append(holder)
+            self._holders.inspects(holder)
         else:  # nobody would answer it, and the next inspector's answer would be taken for this one's
             self._front.deliver(holder, self._stats(NO_GAUGES))
 
     def _on_gauges(self, gauges: Gauges) -> None:
-        if self._inspectors:
-            self._front.deliver(self._inspectors.pop(0), self._stats(gauges))
+        if self._holders.is_inspected:
+            self._holders.answer(self._stats(gauges))
 
     def _stats(self, gauges: Gauges) -> Stats:
         pids = self._engine.pids if self._engine is not None else ()
-        return stats_of(self._health.state, gauges, len(self._by_request), max(0, self._starts - 1), pids)
+        return stats_of(self._holders.health.state, gauges, len(self._by_request), max(0, self._starts - 1), pids)

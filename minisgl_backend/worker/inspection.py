@@ -24,10 +24,10 @@ from minisgl_backend.models.gguf_file import GgufFile
 from minisgl_backend.models.limits import check_context_fits, context_limit
 from minisgl_backend.models.load import open_source
 from minisgl_backend.models.quantization import check_quantization, quantised_tensors
-from minisgl_backend.models.weight_files import weight_files
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
+from minisgl_backend.models.weight_files import weight_files
 
 
 class Needs(msgspec.Struct, frozen=True):
