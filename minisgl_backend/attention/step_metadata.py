@@ -18,6 +18,11 @@ _Longs = npt.NDArray[np.int64]
 
 Array = TypeVar("Array", Ints, Tensor)
 
+_PART_KEYS, _ROW_PARTS = 1024, 64
+"""A short chunk behind a long prefix has few tiles, and each reads all of it: parts of so many keys or more, at most so
+many in a row, keep a GPU busy. They depend on nothing but the row.
+"""
+
 _ALIGNED = 4
 """Every part begins at a multiple of 16 bytes: a kernel is compiled anew for a pointer that does not."""
 
@@ -48,6 +53,10 @@ class StepFields(Generic[Array]):
 
     tile_rows: Array  # [tiles]: of which row the queries of each tile of a chunk are
     tile_firsts: Array  # [tiles]: the first of them, counted in the row; tiles that see the most keys come first
+    split_rows: Array  # [s], as tile_rows: of the tiles whose keys are dealt among several programs, the parts
+    split_firsts: Array  # [s]
+    split_offsets: Array  # [s + 1]: running sum of their parts
+    part_tiles: Array  # [parts]: which of the s it is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,8 @@ def describe_step(starts: _Longs, lengths: _Longs, page_size: int, tile_queries:
     token_offsets = _offsets(lengths)
     token_rows = np.repeat(np.arange(len(lengths)), lengths)
     decode_rows, chunk_rows = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
-    tile_rows, tile_firsts = _tiles(chunk_rows, starts, lengths, tile_queries)
+    tile_rows, tile_firsts, parts = _tiles(chunk_rows, starts, lengths, tile_queries)
+    whole, split = parts < 2, parts > 1
     return _packed(
         {
             "starts": starts,
@@ -93,8 +103,12 @@ def describe_step(starts: _Longs, lengths: _Longs, page_size: int, tile_queries:
             "chunk_tokens": np.flatnonzero((lengths > 1)[token_rows]),
             "chunk_token_offsets": _offsets(lengths[chunk_rows]),
             "chunk_page_offsets": _offsets(pages[chunk_rows]),
-            "tile_rows": tile_rows,
-            "tile_firsts": tile_firsts,
+            "tile_rows": tile_rows[whole],
+            "tile_firsts": tile_firsts[whole],
+            "split_rows": tile_rows[split],
+            "split_firsts": tile_firsts[split],
+            "split_offsets": _offsets(parts[split]),
+            "part_tiles": np.repeat(np.arange(split.sum()), parts[split]),
         }
     )
 
@@ -104,16 +118,17 @@ def _offsets(counts: _Longs) -> _Longs:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
-def _tiles(rows: _Longs, starts: _Longs, lengths: _Longs, tile_queries: int) -> tuple[_Longs, _Longs]:
-    """→ the row and the first query of each tile."""
+def _tiles(rows: _Longs, starts: _Longs, lengths: _Longs, tile_queries: int) -> tuple[_Longs, _Longs, _Longs]:
+    """→ the row, the first query and the parts of each tile."""
     if not tile_queries:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return (np.empty(0, np.int64),) * 3
     counts = -(-lengths[rows] // tile_queries)
     of = np.repeat(rows, counts)
     firsts = (np.arange(len(of)) - np.repeat(_offsets(counts)[:-1], counts)) * tile_queries
     seen = starts[of] + np.minimum(firsts + tile_queries, lengths[of])
+    parts = np.minimum(seen // _PART_KEYS, _ROW_PARTS // np.repeat(counts, counts))
     order = np.argsort(-seen, kind="stable")
-    return of[order], firsts[order]
+    return of[order], firsts[order], parts[order]
 
 
 def _aligned(size: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.phases import PhaseStep
 from minisgl_backend.kernels.gpu.attention_decode import DecodeRows, attend_decode
-from minisgl_backend.kernels.gpu.attention_extend import ChunkRows, attend_extend, extend_tile
+from minisgl_backend.kernels.gpu.attention_extend import ChunkRows, attend_extend, batch_parts, extend_tile, most_parts
 from minisgl_backend.kvpool.paged import PagedKvPool
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,6 +40,7 @@ class TritonChunks:
         self._pool, self._variants = pool, tuple(variants)
         k_pages, _ = pool.layer(0)
         self._tile = extend_tile(heads, k_pages.shape[2], k_pages.shape[3], k_pages.element_size())
+        self._most_parts = most_parts(self._tile, heads, k_pages.shape[2])
 
     @property
     def tile_queries(self) -> int:
@@ -48,7 +49,19 @@ class TritonChunks:
     def begin(self, step: PhaseStep) -> TritonChunkAttention:
         """See PhaseBackend."""
         of = step.device
-        rows = ChunkRows(of.starts, of.lengths, of.token_offsets, step.page_tables, of.tile_rows, of.tile_firsts)
+        rows = ChunkRows(
+            starts=of.starts,
+            lengths=of.lengths,
+            token_offsets=of.token_offsets,
+            page_tables=step.page_tables,
+            tile_rows=of.tile_rows,
+            tile_firsts=of.tile_firsts,
+            split_rows=of.split_rows,
+            split_firsts=of.split_firsts,
+            split_offsets=of.split_offsets,
+            part_tiles=of.part_tiles,
+            batches=batch_parts(step.host.split_offsets.tolist(), self._most_parts),
+        )
         return TritonChunkAttention(self._pool, self._variants, rows)
 
 

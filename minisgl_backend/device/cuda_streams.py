@@ -24,6 +24,7 @@ class CudaStreams:
 
     def __init__(self, index: int) -> None:
         self._index = index
+        self._device = torch.device("cuda", index)
         self._up = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
@@ -44,7 +45,8 @@ class CudaStreams:
         """See Streams. The copy's memory is that of its own stream; the allocator hears who else reads it."""
         compute = torch.cuda.current_stream(self._index)
         with torch.cuda.stream(self._up):
-            device = host.to(torch.device("cuda", self._index), non_blocking=True)
+            device = torch.empty_like(host, device=self._device)
+            device.copy_(host, non_blocking=True)
         copied = _Recorded(self._up)
         compute.wait_event(copied.event)
         device.record_stream(compute)

@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fakes import flashinfer as fake
 from fakes.attention_case import AttentionCase
 from fakes.flashinfer_rules import WrongCall
+from fakes.phased_attention import described
 from minisgl_backend.attention.flashinfer_phases import FlashInferPhases, flashinfer_obstacle, takes_tensor_cores
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
-from minisgl_backend.attention.phases import PhaseStep
-from minisgl_backend.attention.step_metadata import StepMetadata, describe_step
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.device.streams import HostStreams
 from minisgl_backend.kernels.gpu.flashinfer import FlashInfer
@@ -57,12 +56,6 @@ def phases_of(case: AttentionCase, made: list[Any] | None = None) -> FlashInferP
     return FlashInferPhases(case.pool, case.variants, case.queries.shape[1], flashinfer, HostStreams().mark)
 
 
-def described(step: StepRows, page_size: int) -> tuple[StepMetadata, PhaseStep]:
-    metadata = describe_step(step.starts, step.lengths, page_size)
-    device = metadata.on_device(torch.from_numpy(metadata.array.copy()))
-    return metadata, PhaseStep(metadata.host, device, step.page_tables)
-
-
 def write_step(case: AttentionCase) -> None:
     """Keys and values of the step, in all layers."""
     for layer in range(len(case.variants)):
@@ -75,7 +68,7 @@ def write_step(case: AttentionCase) -> None:
 
 def attend(case: AttentionCase, phases: FlashInferPhases) -> list[Tensor]:
     """Of each layer, both phases into one tensor, which begins as something that no phase gives."""
-    _, step = described(case.step, case.page_size)
+    step = described(case.step, case.page_size)
     write_step(case)
     attentions = []
     if len(step.host.chunk_rows):
@@ -112,9 +105,18 @@ class Launches(TorchDispatchMode):
             func(*args)
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (5, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("page_size", "dtype", "heads"),
+    [
+        (1, torch.float16, (2, 2)),
+        (3, torch.float16, (6, 2)),
+        (16, torch.float16, (5, 1)),
+        (64, torch.float16, (6, 2)),
+        (3, torch.bfloat16, (5, 1)),
+        (16, torch.bfloat16, (2, 2)),
+    ],
+    ids=str,
+)
 def test_rows_of_both_phases_attend_to_their_own_positions_only(
     page_size: int, dtype: torch.dtype, heads: tuple[int, int]
 ) -> None:
@@ -145,14 +147,13 @@ def test_layers_that_attend_alike_share_one_plan() -> None:
 
 def test_a_plan_is_told_what_the_host_knows_and_reads_nothing_back() -> None:
     case = AttentionCase(ROWS, 16, torch.float16, dim=64)
-    metadata, step = described(case.step, 16)
-    first, last = metadata.array.ctypes.data, metadata.array.ctypes.data + metadata.array.nbytes
+    step = described(case.step, 16)
+    hosts = [step.host.chunk_page_offsets.ctypes.data, step.host.decode_page_offsets.ctypes.data]
     wrappers: list[Any] = []
     phases = phases_of(case, wrappers)
     phases.chunks.begin(step)
     phases.decode.begin(step)
-    for wrapper in wrappers:
-        assert first <= wrapper.plans[0]["indptr"].data_ptr() < last
+    assert [plan["indptr"].data_ptr() for wrapper in wrappers for plan in wrapper.plans] == hosts
 
 
 def test_decode_rows_take_tensor_cores_from_four_queries_a_key_on_and_where_nothing_else_serves() -> None:
@@ -184,7 +185,7 @@ def test_a_plan_waits_until_the_device_has_read_the_one_before() -> None:
     flashinfer = replace(fake_flashinfer([]), chunks=Noted)
     phases = FlashInferPhases(case.pool, case.variants, case.queries.shape[1], flashinfer, mark)
     for _ in range(2):
-        phases.chunks.begin(described(case.step, 16)[1])
+        phases.chunks.begin(described(case.step, 16))
     assert events == ["plan", "mark", "wait", "plan", "mark"]
 
 
@@ -287,6 +288,9 @@ def test_what_flashinfer_can_not_serve_is_said(
     assert says in obstacle and bool(says) == bool(obstacle)
 
 
+WORKSPACE = torch.zeros(128 << 20, dtype=torch.uint8)
+
+
 def _int32(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -304,9 +308,7 @@ GOOD_PLAN: dict[str, Any] = {
 
 
 def _run_decode(plan: dict[str, Any] | None, run: dict[str, Any], **options: Any) -> None:
-    wrapper = fake.BatchDecodeWithPagedKVCacheWrapper(
-        torch.zeros(128 << 20, dtype=torch.uint8), "NHD", **{"backend": "fa2", **options}
-    )
+    wrapper = fake.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD", **{"backend": "fa2", **options})
     if plan is not None:
         wrapper.plan(**{**GOOD_PLAN, **plan})
     q = torch.zeros(2, 4, 64, dtype=torch.float16)

@@ -55,15 +55,32 @@ def test_each_query_of_a_chunk_is_in_one_tile_and_the_longest_tiles_come_first(
     rows: list[tuple[int, int]], tile_queries: int
 ) -> None:
     step = describe(rows, 16, tile_queries).host
-    found, seen = [], []
-    for row, first in zip(step.tile_rows.tolist(), step.tile_firsts.tolist(), strict=True):
-        start, length = rows[row]
-        last = min(first + tile_queries, length)
-        assert first < last
-        found += [(row, query) for query in range(first, last)]
-        seen.append(start + last)
+    found = []
+    for tiles in ((step.tile_rows, step.tile_firsts), (step.split_rows, step.split_firsts)):
+        seen = []
+        for row, first in zip(*(x.tolist() for x in tiles), strict=True):
+            start, length = rows[row]
+            last = min(first + tile_queries, length)
+            assert first < last
+            found += [(row, query) for query in range(first, last)]
+            seen.append(start + last)
+        assert seen == sorted(seen, reverse=True)
     assert sorted(found) == [(row, i) for row, (_, length) in enumerate(rows) if length > 1 for i in range(length)]
-    assert seen == sorted(seen, reverse=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100_000), st.integers(1, 200)), min_size=1, max_size=6))
+def test_keys_of_few_tiles_are_dealt_among_programs_by_what_the_row_alone_is(rows: list[tuple[int, int]]) -> None:
+    step = describe(rows, 16, 32).host
+    parts = np.diff(step.split_offsets)
+    assert step.part_tiles.tolist() == np.repeat(np.arange(len(parts)), parts).tolist()
+    for row, (start, length) in enumerate(rows):
+        alone = describe([rows[row]], 16, 32).host
+        mine = step.split_rows == row
+        assert parts[mine].tolist() == np.diff(alone.split_offsets).tolist()
+        assert step.split_firsts[mine].tolist() == alone.split_firsts.tolist()
+        assert parts[mine].sum() <= 64 and (parts[mine] > 1).all()
+        assert (parts[mine] * 1024 <= start + length).all(), "a part has keys enough"
+        assert mine.any() == (length > 1 and start + length >= 2048)
 
 
 @given(rows, page_sizes, st.sampled_from([0, 16]))

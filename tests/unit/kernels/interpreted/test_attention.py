@@ -15,8 +15,9 @@ import torch
 
 from fakes.attention_backends import backend_of, triton_attention
 from fakes.attention_case import AttentionCase
+from minisgl_backend.attention import step_metadata
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
-from minisgl_backend.kernels.gpu import attention_decode
+from minisgl_backend.kernels.gpu import attention_decode, attention_extend
 from minisgl_backend.kernels.gpu.attention_decode import decode_tile, split_programs
 from minisgl_backend.kernels.gpu.attention_extend import extend_tile
 from minisgl_backend.kernels.gpu.places import find_places
@@ -72,6 +73,28 @@ def test_long_rows_are_cut_into_splits_and_put_together(monkeypatch: pytest.Monk
     assert split_programs(len(rows), 2, 8) == 4
     for layer in range(2):
         assert torch.equal(case.attend(layer), expected[layer])
+
+
+@pytest.mark.parametrize("bad", [0.0, torch.nan])
+def test_keys_of_few_tiles_are_dealt_among_programs(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a window most parts have none. Two batches of parts, the second of two tiles; a tile that is not split."""
+    monkeypatch.setattr(step_metadata, "_PART_KEYS", 64)
+    monkeypatch.setattr(attention_extend, "_PART_BYTES", 5 * 2 * 128 * 16 * 4)
+    variants = [AttentionVariant(0.3, sinks=True), replace(ALL, window=70)]
+    case = case_of([(290, 50), (3, 1), (130, 7), (0, 5)], 16, torch.float16, variants=variants)
+    starts, lengths = case.step.starts, case.step.lengths
+    step = step_metadata.describe_step(starts, lengths, 16, extend_tile(6, 2, 16, 2).tokens).host
+    assert np.diff(step.split_offsets).tolist() == [5, 5, 2] and step.tile_rows.tolist() == [3]
+    batches = attention_extend.batch_parts(step.split_offsets.tolist(), 7)
+    assert [(list(batch.tiles), len(batch.parts)) for batch in batches] == [([0], 5), ([1, 2], 7)]
+    for place in (200, 331):
+        case.values[0][:, place, 1, 3] += bad
+    case.fill()
+    for layer in range(2):
+        expected, given = case.expected(layer), case.attend(layer).double()
+        sound = expected.isfinite().all(-1)
+        assert sound.all() == (bad == 0.0) and not given[~sound].isfinite().all(-1).any()
+        torch.testing.assert_close(given[sound], expected[sound], atol=2e-3, rtol=0)
 
 
 def test_a_row_gets_the_very_same_numbers_whatever_is_beside_it() -> None:
