@@ -13,7 +13,7 @@ TRITON := .venv/.triton
 KERNELS := .venv/.kernels
 ARGS ?=
 
-.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers fuzz mutation depth-0 screenshots system-deps clean
+.PHONY: help serve fetch test check lint format soak bench bench-scheduler bench-peers gpu-compile gpu-dry fuzz mutation depth-0 screenshots system-deps clean
 
 help:
 	@echo "make serve         start tritonserver with SmolLM2 (ARGS='--model FOLDER --dtype bf16' for another)"
@@ -28,6 +28,8 @@ help:
 	@echo "make bench-scheduler   the scheduler alone: cost, growth, orders, retraction (ARGS='--quick')"
 	@echo "make bench-peers   ours beside other engines (ARGS='--engines llm,openvino --cases 128/128@1,4')"
 	@echo "make system-deps   what the operating system must have (Debian, Ubuntu; as root); BROWSER=no: to serve, not to test"
+	@echo "make gpu-compile   every launch of the GPU kernels to machine code of A100, H100 and B200, without a GPU: some minutes"
+	@echo "make gpu-dry       the proof for a GPU (tests/gpu/README.md) as far as it goes without one"
 	@echo "make screenshots   the pictures of the gateway's page in docs/images/"
 	@echo "make clean         remove .venv and everything built"
 
@@ -101,6 +103,13 @@ bench-scheduler: $(STAMP)
 # The peers are installed apart: python -m load.peers.install_openvino, and so on (docs/performance.md).
 bench-peers: $(KERNELS) fetch
 	$(BIN)/python -m load.bench.peers $(ARGS)
+
+# Without a GPU: every kernel launch of the models' shapes through the compiler, and the proof (tests/gpu) run dry.
+gpu-compile: $(TRITON)
+	$(BIN)/python -m tests.gpu.compilation --all $(ARGS)
+
+gpu-dry: $(TRITON)
+	PYTHON=$(BIN)/python tests/gpu/run.sh build/gpu-dry $(ARGS)
 
 screenshots: $(STAMP) fetch
 	$(BIN)/python scripts/screenshots.py $(ARGS)

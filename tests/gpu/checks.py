@@ -24,6 +24,7 @@ class Place:
     """Where a part runs."""
 
     device: torch.device
+    only: torch.dtype | None = None  # of the dtypes
 
     @property
     def dry(self) -> bool:
@@ -33,7 +34,8 @@ class Place:
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """The interpreter's product of bf16 is wrong (Triton 3.9), so it is left out there."""
-        return (torch.float32, torch.float16) if self.dry else (torch.float32, torch.float16, torch.bfloat16)
+        served = (torch.float32, torch.float16) if self.dry else (torch.float32, torch.float16, torch.bfloat16)
+        return tuple(dtype for dtype in served if self.only in (None, dtype))
 
     @property
     def half(self) -> torch.dtype:

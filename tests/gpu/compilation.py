@@ -4,6 +4,7 @@
     python -m tests.gpu.compilation --all           every launch of every shape (make gpu-compile)
     python -m tests.gpu.compilation --kernel NAME   those whose name contains it
     python -m tests.gpu.compilation --list          what is launched, nothing compiled
+    python -m tests.gpu.compilation --ahead         what the proof launches, for this GPU, into Triton's own cache
 
 Launches are those of whole models over meta tensors (model_launches.py, launches.py). Each is compiled for A100, H100
 or H200, and B200. Asked for (verdict.py): it compiles; hardly a register is spilled; it fits into the shared memory;
@@ -24,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nobody chooses; 3.6 knows no other
@@ -34,7 +36,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .launches import Collection, Launch, collecting
-from .model_launches import collect_all
+from .model_launches import collect_ahead, collect_all
 from .verdict import CAPABILITIES, MATRIX_INSTRUCTIONS, Compiled, fault_of, table
 
 _DOT = re.compile(r"tt\.dot .*? : tensor<(\d+)x(\d+)x(\w+)> \* tensor<(\d+)x(\d+)x\w+>")
@@ -94,19 +96,21 @@ def _weight(launch: Launch) -> tuple[bool, int]:
 
 def compile_all(launches: Sequence[Launch], capabilities: Sequence[int], processes: int) -> list[Compiled]:
     """In as many processes, in a cache of their own, so that the compiler runs and reports."""
-    global _queue
-    _queue = [(launch, capability) for launch in launches for capability in capabilities]
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
-        if processes == 1:
-            return [_compile_at(place) for place in range(len(_queue))]
-        with multiprocessing.get_context("fork").Pool(processes) as pool:  # fork: kernels can not be pickled
-            made = []
-            for compiled in pool.imap(_compile_at, range(len(_queue))):
-                made.append(compiled)
-                if sys.stderr.isatty() or len(made) % 100 == 0:
-                    print(f"{len(made)} of {len(_queue)}", file=sys.stderr, flush=True)
-            return made
+        return _compile_queue([(launch, capability) for launch in launches for capability in capabilities], processes)
+
+
+def _compile_queue(queue: list[tuple[Launch, int]], processes: int) -> list[Compiled]:
+    global _queue
+    _queue = queue
+    with multiprocessing.get_context("fork").Pool(processes) as pool:  # fork: kernels can not be pickled
+        made = []
+        for compiled in pool.imap(_compile_at, range(len(queue))):
+            made.append(compiled)
+            if sys.stderr.isatty() or len(made) % 100 == 0:
+                print(f"{len(made)} of {len(queue)}", file=sys.stderr, flush=True)
+        return made
 
 
 _queue: list[tuple[Launch, int]] = []
@@ -119,6 +123,8 @@ def _compile_at(place: int) -> Compiled:
 def main(given: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(given)
     torch.set_num_threads(1)
+    if arguments.ahead:
+        return compile_ahead(arguments.out)
     with collecting() as collection:
         collect_all(collection, whole=arguments.all)
     launches = [one for one in collection.launches.values() if arguments.kernel in one.name]
@@ -133,6 +139,25 @@ def main(given: Sequence[str] | None = None) -> int:
     print("\n".join(f"FAULT {fault}" for fault in faults))
     print(json.dumps(summary(collection, launches, made, faults)))
     return 1 if faults or not made else 0
+
+
+def compile_ahead(out: Path | None) -> int:
+    """On a GPU: kernels that the proof's later parts launch, so that none waits for the compiler. All cores."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # CUDA and forks do not mix: it is asked elsewhere
+        major, minor = pool.apply(torch.cuda.get_device_capability)
+    with collecting() as collection:
+        collect_ahead(collection)
+    queue = [(launch, 10 * major + minor) for launch in collection.launches.values()]
+    made = _compile_queue(queue, max((os.cpu_count() or 2) // 2, 1))
+    refused = [f"{one.launch}: {one.fault}" for one in made if not one.warps] + collection.faults
+    check = {"name": "compiled ahead", "passed": bool(made) and not refused, "kernels": len(made)}
+    if refused:
+        check["error"] = "; ".join(refused)[:4000]
+    found = {"passed": check["passed"], "checks": [check]}
+    print(json.dumps(found))
+    if out is not None:
+        out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return 0 if found["passed"] else 1
 
 
 def summary(
@@ -155,6 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every launch of every shape: minutes")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--ahead", action="store_true")
+    parser.add_argument("--out", type=Path, help="of --ahead")
+    parser.add_argument("--seconds", type=float, help="of a part of the proof; not looked at")
     parser.add_argument("--kernel", default="", help="a part of its name")
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES)
     parser.add_argument("--processes", type=int, default=2)

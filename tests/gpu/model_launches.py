@@ -37,7 +37,7 @@ PROMPTS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0, 2048),),
     ((0, 4096),),
     ((4096, 2048),),
-    ((7, 1), (500, 1), (64, 255)),
+    ((7, 1), (500, 1), (64, 255), (5000, 40)),  # the last one deals its keys among programs
     ((0, 2000), *(((4000, 1),) * 48)),
 )
 """(start, length) of each row."""
@@ -89,6 +89,20 @@ def collect_all(collection: Collection, *, whole: bool) -> None:
                 collection.run(f"{shape.name} {dtype} {rows[:3]}", partial(steps.forward, rows))
             for size in graph_sizes(256) if whole else (1, 64):
                 collection.run(f"{shape.name} {dtype} {size} decode rows", partial(steps.decode, size))
+
+
+def collect_ahead(collection: Collection) -> None:
+    """What the parts of the proof launch (tests/gpu/parts, load/bench/step_gpu.py): their models, steps like theirs."""
+    fp32, bf16 = torch.float32, torch.bfloat16
+    large = [Shape(name, CONFIGS[name], 1, (bf16,)) for name in ("qwen3-0.6b", "llama-3-8b", "qwen3-30b-a3b")]
+    small = [Shape(name, CONFIGS[name], 1, (fp32, bf16)) for name in ("qwen3-0.6b", "tiny", "tiny-moe")]
+    for shape in large + small:
+        for dtype in shape.dtypes:
+            steps = _Steps.of(shape, dtype)
+            for rows in (((0, 512),), ((0, 4096),), ((0, 1024),) * 8, ((0, 448),) * 8, ((16, 16), (7, 1))):
+                collection.run(f"{shape.name} {dtype} {rows[:3]}", partial(steps.forward, rows))
+            for count in (1, 2, 4, 8, 12, 16, 64, 256):
+                collection.run(f"{shape.name} {dtype} {count} decode rows", partial(steps.decode, count))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--only", help="one module of the part")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="where checks are for each: one")
     arguments = parser.parse_args(given)
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,7 +49,8 @@ def main(given: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
     }
     warnings.simplefilter("default")
-    report, place = Report(arguments.part, arguments.out, arguments.seconds, header), Place(device)
+    only = getattr(torch, arguments.dtype) if arguments.dtype else None
+    report, place = Report(arguments.part, arguments.out, arguments.seconds, header), Place(device, only)
     for name in PARTS[arguments.part]:
         if arguments.only in (None, name):
             run_module(name, report, place)
