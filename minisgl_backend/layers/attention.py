@@ -11,15 +11,15 @@ from minisgl_backend.attention.interface import StepAttention
 from minisgl_backend.kernels.interface import HeadPreparation, Kernels, Rotation
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.linear import LinearOp
-from minisgl_backend.layers.norm import RmsNorm
+from minisgl_backend.layers.norm import HeadNorm
 
 
 @dataclass(frozen=True, slots=True)
 class QkNorms:
     """RMS norms of queries and keys (Henry et al. 2020): of each head by itself, or over all heads at once (OLMo 2)."""
 
-    q: RmsNorm
-    k: RmsNorm
+    q: HeadNorm
+    k: HeadNorm
     each_head: bool
 
 

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
+
+
+class HeadNorm(Protocol):
+    """An RMS norm of queries or keys: of each head by itself, or over all heads."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., size of weight] → the same shape."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

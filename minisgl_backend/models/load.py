@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from minisgl_backend.config import Quantization
+from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.attention import QkNorms, SelfAttention
 from minisgl_backend.layers.linear import PackedProduct
 from minisgl_backend.layers.mlp import GatedMlp, Mlp
 from minisgl_backend.layers.norm import RmsNorm
+from minisgl_backend.layers.parallel import AllHeadsNorm, JoinedHead, SummedEmbedding, SummedLinear, SummedMlp
 from minisgl_backend.layers.rotary import RotaryTable, build_rotary_table
 from minisgl_backend.models.checkpoint import Checkpoint, TensorSource, check_tensors
 from minisgl_backend.models.decoder import Block, Decoder, DecoderLayer
@@ -29,6 +31,7 @@ from minisgl_backend.models.packed_file import PackedInMemory, PackedStore, open
 from minisgl_backend.models.quantization import check_quantization
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
+from minisgl_backend.models.sharding import Share, SharedTensors, check_ranks, share_of
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
 from minisgl_backend.models.weight_files import weight_files
@@ -66,24 +69,29 @@ def load_model(
     context_tokens: int,
     quantization: Quantization = "none",
     kernels: LoadKernels = WITH_TORCH,
+    group: RankGroup | None = None,
 ) -> Decoder:
-    """Maps the weights of a folder or GGUF file and builds the model on the device. Raises ModelUnsupported."""
+    """Maps the weights of a folder or GGUF file and builds the model on the device, or this rank's part of it.
+
+    Raises ModelUnsupported, and ConfigError for a model that can not be dealt out to so many ranks.
+    """
     source, packing = open_source(spec, path), kernels.packing
     if packing is None:
-        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers)
-    with _packed_store(packing, path, dtype, quantization) as store:
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, group=group)
+    part = "" if group is None else f"{group.rank}/{group.ranks}"
+    with _packed_store(packing, path, dtype, quantization, part) as store:
         # What is packed is read from a source of its own: the pages that it has mapped are let go of with it.
         native = NativeProducts(packing.product, store, open_source(spec, path))
-        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, native)
+        return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, native, group)
 
 
 def _packed_store(
-    packing: Packing, path: Path, dtype: torch.dtype, quantization: Quantization
+    packing: Packing, path: Path, dtype: torch.dtype, quantization: Quantization, part: str
 ) -> AbstractContextManager[PackedStore]:
     """A small model is packed in less time than a file is worth, and tests make thousands of them."""
     if sum(file.stat().st_size for file in weight_files(path)) < _LEAST_KEPT_BYTES:
         return nullcontext(PackedInMemory())
-    return open_packed(packed_path(packing.cache, path, dtype, quantization), packing.progress)
+    return open_packed(packed_path(packing.cache, path, dtype, quantization, part), packing.progress)
 
 
 def open_source(spec: ModelSpec, path: Path) -> TensorSource:
@@ -100,35 +108,53 @@ def build_decoder(
     quantization: Quantization = "none",
     kernels: Kernels = TORCH_KERNELS,
     native: NativeProducts | None = None,
+    group: RankGroup | None = None,
 ) -> Decoder:
     """Checks every tensor's name and shape, then reads them one by one; see Weights.
 
+    group: the ranks among which the model is dealt out; None: this one has all of it.
     context_tokens: the engine's context limit, up to which the rotary tables go; see rope.py for what else it decides.
     Raises ModelUnsupported.
     """
     check_tensors(expected_tensors(spec), source.shapes(), unused_tensors(spec))
     check_quantization(quantization, spec, gguf=isinstance(source, GgufTensors))
-    weights = Weights(source, device, dtype, quantization, kernels, native)
-    return _Builder(spec, FAMILIES[spec.architecture].names, weights).decoder(context_tokens)
+    names = FAMILIES[spec.architecture].names
+    if group is None:
+        weights = Weights(source, device, dtype, quantization, kernels, native)
+        return _Builder(spec, names, weights, spec).decoder(context_tokens)
+    check_ranks(spec, group.ranks, quantization)
+    share = Share(group.rank, group.ranks)
+    if native is not None:
+        native = replace(native, source=SharedTensors(native.source, spec, names, share))
+    weights = Weights(SharedTensors(source, spec, names, share), device, dtype, quantization, kernels, native)
+    return _Builder(share_of(spec, share), names, weights, spec, group).decoder(context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    spec: ModelSpec
+    spec: ModelSpec  # of this rank's part
     names: WeightNames
     weights: Weights
+    whole: ModelSpec
+    group: RankGroup | None = None  # None: the part is all of it
 
     def decoder(self, context_tokens: int) -> Decoder:
         spec, names, device, kernels = self.spec, self.names, self.weights.device, self.weights.kernels
         tied = spec.tie_embeddings
         embedding, tied_head = self.weights.embedding(names.embedding, self._embedding_scale(), tied=tied)
+        head = tied_head or self.weights.head(names.head)
+        if self.group is not None:
+            group, vocab_size = self.group, self.whole.vocab_size
+            first, end = Share(group.rank, group.ranks).of_vocabulary(vocab_size)
+            embedding, head = SummedEmbedding(embedding, first, end - first, group), JoinedHead(head, vocab_size, group)
+            spec = replace(spec, vocab_size=vocab_size)
         return Decoder(
             spec=spec,
             embedding=embedding,
             rotaries=tuple(rotary_table(rope, context_tokens, device, kernels) for rope in spec.ropes),
             layers=tuple(self._layer(index) for index in range(spec.num_layers)),
             norm=self._norm(names.final_norm),
-            lm_head=tied_head or self.weights.head(names.head),
+            lm_head=head,
             kernels=kernels,
         )
 
@@ -144,7 +170,7 @@ class _Builder:
             self._block(at, names.attention_in_norm, names.attention_out_norm),
             self._attention(index, at),
             self._block(at, names.mlp_in_norm, names.mlp_out_norm),
-            self._sparse_mlp(at) if layer.sparse else self._mlp(at),
+            self._summed_mlp(self._sparse_mlp(at) if layer.sparse else self._mlp(at)),
         )
 
     def _block(self, at: str, before: str, after: str) -> Block:
@@ -162,19 +188,33 @@ class _Builder:
         parts = (names.qkv,) if names.qkv else (names.q, names.k, names.v)
         norms = None
         if spec.qk_norm != "none":
-            q_norm, k_norm = self._norm(f"{at}.{names.q_norm}"), self._norm(f"{at}.{names.k_norm}")
-            norms = QkNorms(q_norm, k_norm, each_head=spec.qk_norm == "head")
+            norms = self._qk_norms(self._norm(f"{at}.{names.q_norm}"), self._norm(f"{at}.{names.k_norm}"))
+        o = weights.linear([f"{at}.{names.o}"], bias=spec.output_bias)
         return SelfAttention(
             layer=index,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             qkv=weights.linear([f"{at}.{part}" for part in parts], bias=spec.qkv_bias),
-            o=weights.linear([f"{at}.{names.o}"], bias=spec.output_bias),
+            o=o if self.group is None else SummedLinear(o, self.group),
             norms=norms,
             sinks=weights.tensor(f"{at}.{names.sinks}") if spec.attention_sinks else None,
             kernels=weights.kernels,
         )
+
+    def _qk_norms(self, q: RmsNorm, k: RmsNorm) -> QkNorms:
+        group, whole = self.group, self.whole
+        if group is None or self.spec.qk_norm == "head":
+            return QkNorms(q, k, each_head=self.spec.qk_norm == "head")
+        copies = max(group.ranks // whole.num_kv_heads, 1)
+        return QkNorms(
+            AllHeadsNorm(q.weight, q.eps, whole.num_heads * whole.head_dim, 1, group),
+            AllHeadsNorm(k.weight, k.eps, whole.num_kv_heads * whole.head_dim, copies, group),
+            each_head=False,
+        )
+
+    def _summed_mlp(self, part: Mlp) -> Mlp:
+        return part if self.group is None else SummedMlp(part, self.group)
 
     def _mlp(self, at: str) -> Mlp:
         spec, names = self.spec, self.names

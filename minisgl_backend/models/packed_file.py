@@ -56,11 +56,11 @@ class PackedInMemory:
         return _filled(torch.empty(shape, dtype=dtype), fill)
 
 
-def packed_path(cache: Path, model: Path, dtype: torch.dtype, quantization: str) -> Path:
+def packed_path(cache: Path, model: Path, dtype: torch.dtype, quantization: str, part: str = "") -> Path:
     """The file of a model's folder or GGUF file under `cache`: OF-WEIGHTS-DTYPE.bin, the second by what is in the
-    weights' files. Raises OSError.
+    weights' files. part: which of its weights, where they are not all. Raises OSError.
     """
-    of = json.dumps([LAYOUT, str(model.resolve()), str(dtype), quantization])
+    of = json.dumps([LAYOUT, str(model.resolve()), str(dtype), quantization, *([part] if part else [])])
     name = hashlib.sha256(of.encode()).hexdigest()[:16]
     return packed_folder(cache) / f"{name}{packed_suffix(model, str(dtype).removeprefix('torch.'))}"
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from minisgl_backend.attention.interface import AttentionBackend, AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import Quantization, resolve_config
+from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
@@ -27,11 +28,12 @@ def load(
     context_tokens: int = 0,
     quantization: Quantization = "none",
     kernels: LoadKernels = WITH_TORCH,
+    group: RankGroup | None = None,
 ) -> Model:
     """The model of a folder or GGUF file for a context limit: as in the settings, 0 is the model's own."""
     spec = read_model_spec(folder)
     limit = context_limit(resolve_config({"context_tokens": context_tokens}), folder)
-    return load_model(spec, folder, torch.device(device), dtype, limit, quantization, kernels)
+    return load_model(spec, folder, torch.device(device), dtype, limit, quantization, kernels, group)
 
 
 @torch.inference_mode()
