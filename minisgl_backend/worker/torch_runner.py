@@ -26,7 +26,7 @@ from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.models.size import weight_bytes
 from minisgl_backend.models.spec import ModelSpec
-from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.draw import choose_draw
 from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
@@ -64,7 +64,9 @@ class TorchRunner:
         context_tokens: int,
         token_budget: int,
         grammars: GrammarSlots,
+        triton_draw: bool = False,
     ) -> None:
+        """triton_draw: whether tokens are drawn by our kernels for a GPU."""
         self._model = model
         self._device = device
         self._pool = pool
@@ -76,6 +78,7 @@ class TorchRunner:
         self._grammars = grammars
         self._streams = device.streams
         self._staging = Staging(device.streams)
+        self._prepare_draw = choose_draw(triton_draw, self._staging.upload)
         self._slots = self._fresh_slots()
         self._undrawn: tuple[Rows, PendingStep] | None = None  # the step whose tokens the grammars have not heard of
         self._spoilt = SpoiltSlots(max_running)
@@ -148,10 +151,11 @@ class TorchRunner:
         if behind:  # a mask needs the token of the step before, which is not there before this forward is under way
             filling = self._begin_masks(plan, slots)
         masks = filling.result() if filling is not None else None
+        draw_tokens = self._prepare_draw(parameters, positions, rules, masks)
 
         def draw() -> tuple[Tensor, Told]:
             logits, prompts = forward.value
-            chosen = draw_tokens(logits, parameters, positions, rules, masks)
+            chosen = draw_tokens(logits)
             self._slots.store(tensors.places, chosen)
             if (parameters.logprobs < 0).all():
                 return chosen, ((), prompts)
@@ -293,6 +297,7 @@ def build_torch_runner(
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,
                 grammars=grammars,
+                triton_draw=kernels.triton_draw,
             )
 
         quiet = replace(kernels, progress=lambda line: None)
