@@ -108,7 +108,8 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(TorchAttention, "begin", watch)
     build(folder, attention="torch").warm_up()
-    assert seen == {(True, False, False), (True, True, False), (False, True, True), (False, False, True)}
+    alone = {(True, False, False), (False, True, False), (False, False, True)}
+    assert seen == alone | {(True, True, False), (False, True, True)}
 
 
 def test_warm_up_comes_before_the_first_plan(folder: Path) -> None:
