@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -84,8 +85,9 @@ class CudaDevice:
         return int(peak)
 
     def reserve_memory(self, size_bytes: int) -> None:
-        """See Device: what was taken and given back stays torch's own."""
-        torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
+        """See Device: what was taken and given back stays torch's own. Less than that where there is less."""
+        with suppress(torch.OutOfMemoryError):
+            torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
         """What is left of this process's own share `utilization` of the GPU after its weights and the peak, and no

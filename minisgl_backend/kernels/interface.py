@@ -89,6 +89,10 @@ class Kernels(Protocol):
         """None: there is none, and layers unpack some rows at a time (layers/quant/stored.py)."""
         ...
 
+    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See kernels/moe.py."""
+        ...
+
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         """See kernels/moe.py."""
         ...

@@ -70,6 +70,11 @@ ExpertsOp = Callable[[Tensor, Routing, ExpertWeights, ExpertActivation], Tensor]
 """x [tokens, hidden] → [tokens, hidden] of x's dtype, new: the sums of weight · expert(x), in fp32."""
 
 
+def router_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [tokens, hidden], weight [experts, hidden] and bias [experts] fp64 → [tokens, experts] fp32, summed in fp64."""
+    return F.linear(x.double(), weight, bias).float()
+
+
 def choose_experts(logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
     """A router's logits [tokens, experts] fp32 → the top_k experts of each token, the greatest logit first.
 

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from minisgl_backend.kernels.activation import GATED_ACTIVATIONS, GatedActivation
 from minisgl_backend.kernels.interface import HeadPreparation
-from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing, choose_experts, mix_experts
+from minisgl_backend.kernels.moe import (
+    ExpertActivation,
+    ExpertWeights,
+    Routing,
+    choose_experts,
+    mix_experts,
+    router_logits,
+)
 from minisgl_backend.kernels.norm import rms_norm
 from minisgl_backend.kernels.rotary import apply_rotary
 
@@ -50,6 +57,9 @@ class TorchKernels:
     @property
     def int8_product(self) -> None:
         return None
+
+    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return router_logits(x, weight, bias)
 
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts(logits, top_k, renormalise=renormalise)

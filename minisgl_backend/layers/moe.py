@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl_backend.kernels.interface import Kernels
@@ -35,7 +34,7 @@ class Router:
 
     def __call__(self, x: Tensor, padding: Tensor | None = None) -> Routing:
         """x [tokens, hidden]. padding [tokens] bool: True where a row is no token and must reach no expert."""
-        logits = F.linear(x.double(), self.weight, self.bias).float()
+        logits = self.kernels.router_logits(x, self.weight, self.bias)
         routing = self.kernels.choose_experts(logits, self.top_k, renormalise=self.renormalise)
         if padding is None:
             return routing

@@ -7,11 +7,19 @@ Order, as in vLLM: on the raw logits, in fp32, what changes single logits (`rule
              └── copy of changed rows ── change ── cover ── withhold ─── sample ──► theirs instead
 
 What is drawn for a row without rules and mask costs what it costs without neighbours that have some.
+
+This is the reference, and what a CPU does. A GPU has kernels of its own for it (`triton_draw.py`): who draws is chosen
+once per engine, by `choose_draw`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +28,47 @@ from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.rules import StepRules
 from minisgl_backend.sampling.sampler import blocks, sample_tokens
+
+
+class Draw(Protocol):
+    """The draw of one step, of which the host has sent all that it knows."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """logits [rows, vocab] → tokens [rows] int64, new, on their device; see draw_tokens. Once."""
+        ...
+
+
+class PrepareDraw(Protocol):
+    """Who draws the tokens of an engine."""
+
+    def __call__(
+        self,
+        parameters: SamplingColumns,
+        positions: Rows,
+        rules: StepRules | None = None,
+        masks: TokenMasks | None = None,
+    ) -> Draw:
+        """All [rows], on the host; see draw_tokens."""
+        ...
+
+
+def prepare_torch_draw(
+    parameters: SamplingColumns,
+    positions: Rows,
+    rules: StepRules | None = None,
+    masks: TokenMasks | None = None,
+) -> Draw:
+    """See PrepareDraw: the reference. On a GPU it waits for the device."""
+    return partial(draw_tokens, parameters=parameters, positions=positions, rules=rules, masks=masks)
+
+
+def choose_draw(triton: bool, upload: Callable[[Sequence[npt.NDArray[Any]]], list[Tensor]]) -> PrepareDraw:
+    """triton: whether its kernels serve the device of the logits. upload: of host arrays, see device/staging.py."""
+    if not triton:
+        return prepare_torch_draw
+    from minisgl_backend.sampling.triton_draw import TritonDraw  # a gigabyte of compiler
+
+    return TritonDraw(upload)
 
 
 def draw_tokens(
@@ -36,25 +85,28 @@ def draw_tokens(
     """
     if rules is None and masks is None:
         return sample_tokens(logits, parameters, positions)
-    changed = _rows_of(rules, masks)
+    changed = changed_rows(rules, masks)
     plain = parameters.take(np.arange(len(positions)))
     plain.temperature[changed] = 0.0  # of these only whether they are finite is asked
     tokens = sample_tokens(logits, plain, positions)
     for rows in blocks(changed, max(logits.shape[1], 0 if rules is None else rules.width)):
         index = torch.from_numpy(rows).to(logits.device)
         own = logits[index].float()
-        drawn = sample_tokens(_change(own, rows, rules, masks), parameters.take(rows), positions[rows])
+        drawn = sample_tokens(change_logits(own, rows, rules, masks), parameters.take(rows), positions[rows])
         tokens[index] = torch.where(tokens[index] == NO_TOKEN, NO_TOKEN, drawn)
     return tokens
 
 
-def _rows_of(rules: StepRules | None, masks: TokenMasks | None) -> Rows:
+def changed_rows(rules: StepRules | None, masks: TokenMasks | None) -> Rows:
+    """Those that something changes, ascending."""
     with_rules, with_masks = (np.zeros(0, np.int64) if some is None else some.rows for some in (rules, masks))
     return np.union1d(with_rules, with_masks)
 
 
-def _change(logits: Tensor, rows: Rows, rules: StepRules | None, masks: TokenMasks | None) -> Tensor:
-    """In place. What a client asked for softly (`withhold`) comes last: it yields where nothing else is left."""
+def change_logits(logits: Tensor, rows: Rows, rules: StepRules | None, masks: TokenMasks | None) -> Tensor:
+    """In place, and given back: logits [rows of the block, vocab] fp32. What a client asked for softly (`withhold`)
+    comes last: it yields where nothing else is left.
+    """
     own = None if rules is None else rules.within(rows)
     if own is not None:
         own.change(logits)

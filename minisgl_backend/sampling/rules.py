@@ -20,13 +20,15 @@ from torch import Tensor
 from minisgl_backend.messages.sampling import TokenRules
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.sampling.masks import Rows
+from minisgl_backend.sampling.utf8 import Bits, pack_bits
 
 _LARGEST = 3e38  # of a finite logit that a rule has made: fp32 holds it
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRules:
-    """One sequence's TokenRules with its ids as int64 on the device.
+    """One sequence's TokenRules with its ids as int64. All of it is on the host: of a step's rules those that act are
+    sent where the logits are.
 
     A bad word is its last token and the tokens before it, one entry each: entry i of `before` must stand
     `before_back[i]` places before the token that is drawn, or the word `before_word[i]` is not about to be said.
@@ -36,6 +38,7 @@ class SlotRules:
     bias_ids: Tensor
     biases: Tensor  # float64
     forbidden: Tensor | None  # bool [vocab]: all but the allowed tokens; None: all are allowed
+    allowed_bits: Bits | None  # the same as a mask [⌈vocab / 32⌉], see masks.py
     bad_ids: Tensor  # [words]
     before: Tensor
     before_word: Tensor
@@ -64,7 +67,7 @@ class RuleBook:
 
     def put(self, slot: int, rules: TokenRules | None) -> None:
         """A slot's new life."""
-        self._rules[slot] = None if rules is None else _prepare(rules, self._vocab, self._tokens.device)
+        self._rules[slot] = None if rules is None else _prepare(rules, self._vocab)
         self._has_rules[slot] = rules is not None
 
     def of(self, slots: Rows, positions: Rows) -> StepRules | None:
@@ -135,8 +138,8 @@ class StepRules:
         ids = self._pairs([rules.bias_ids for rules in self.rules], logits.device)
         if ids is None:
             return
-        own = logits[ids.rows, ids.ids]
-        logits[ids.rows, ids.ids] = _held_finite(own, own.double() + torch.cat([rules.biases for rules in self.rules]))
+        own, biases = logits[ids.rows, ids.ids], torch.cat([rules.biases for rules in self.rules]).to(logits.device)
+        logits[ids.rows, ids.ids] = _held_finite(own, own.double() + biases)
 
     def _penalise(self, logits: Tensor) -> None:
         """Repetition over prompt and output, then frequency and presence over the output (Keskar et al. 2019; OpenAI).
@@ -170,11 +173,12 @@ class StepRules:
         if len(which):
             rows = torch.from_numpy(self.rows[which]).to(logits.device)
             forbidden = torch.stack([rules.forbidden for rules in self.rules if rules.forbidden is not None])
+            forbidden = forbidden.to(logits.device)
             logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 
     def _held(self, device: torch.device) -> _Pairs | None:
         early = self.positions - self.output_starts
-        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        nothing = torch.zeros(0, dtype=torch.int64)
         return self._pairs(
             [
                 rules.held_ids if outputs < rules.min_tokens else nothing
@@ -195,10 +199,14 @@ class StepRules:
             torch.from_numpy(column[of_row]).to(device)
             for column in (self.slots, self.output_starts, self.positions, first_words)
         )
-        places = ends - torch.cat([rules.before_back for rules in self.rules])
-        there = self.tokens[slots, places.clamp(min=0)] == torch.cat([rules.before for rules in self.rules])
+        backs, before, of_words = (
+            torch.cat(columns).to(device)
+            for columns in zip(*((one.before_back, one.before, one.before_word) for one in self.rules), strict=True)
+        )
+        places = ends - backs
+        there = self.tokens[slots, places.clamp(min=0)] == before
         missing = (~(there & (places >= starts))).to(torch.int32)
-        word = firsts + torch.cat([rules.before_word for rules in self.rules])
+        word = firsts + of_words
         missing = torch.zeros(len(words.ids), dtype=torch.int32, device=device).index_add_(0, word, missing)
         return _Pairs(words.rows, words.ids, missing == 0)
 
@@ -207,7 +215,7 @@ class StepRules:
         counts = [len(some) for some in ids]
         if not any(counts):
             return None
-        return _Pairs(torch.from_numpy(np.repeat(self.rows, counts)).to(device), torch.cat(list(ids)), None)
+        return _Pairs(torch.from_numpy(np.repeat(self.rows, counts)).to(device), torch.cat(list(ids)).to(device), None)
 
     def _those(self, ask: Callable[[SlotRules], bool]) -> Rows:
         return np.flatnonzero([ask(rules) for rules in self.rules])
@@ -243,13 +251,12 @@ def _finite(values: Tensor) -> Tensor:
     return values.clamp(-_LARGEST, _LARGEST)
 
 
-def _prepare(rules: TokenRules, vocab: int, device: torch.device) -> SlotRules:
+def _prepare(rules: TokenRules, vocab: int) -> SlotRules:
     def ids(packed: bytes) -> Tensor:
-        found = np.asarray(unpack_tokens(packed), np.int64)
-        return torch.from_numpy(found).to(device)
+        return torch.from_numpy(np.asarray(unpack_tokens(packed), np.int64))
 
     def column(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return torch.tensor(values, dtype=torch.int64)
 
     words = [unpack_tokens(word) for word in rules.bad_words]
     before = [
@@ -258,13 +265,13 @@ def _prepare(rules: TokenRules, vocab: int, device: torch.device) -> SlotRules:
         for place, token in enumerate(word[:-1])
     ]
     held, allowed = ids(rules.held_ids), ids(rules.allowed_ids)
+    forbidden = torch.ones(vocab, dtype=torch.bool).index_fill_(0, allowed, False) if len(allowed) else None
     return SlotRules(
         penalties=(rules.presence_penalty, rules.frequency_penalty, rules.repetition_penalty),
         bias_ids=ids(rules.bias_ids),
-        biases=torch.tensor(rules.biases, dtype=torch.float64, device=device),
-        forbidden=torch.ones(vocab, dtype=torch.bool, device=device).index_fill_(0, allowed, False)
-        if len(allowed)
-        else None,
+        biases=torch.tensor(rules.biases, dtype=torch.float64),
+        forbidden=forbidden,
+        allowed_bits=None if forbidden is None else pack_bits(~forbidden.numpy()[None])[0],
         bad_ids=column([word[-1] for word in words]),
         before=column([token for token, _, _ in before]),
         before_word=column([number for _, number, _ in before]),

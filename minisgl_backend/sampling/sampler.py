@@ -58,17 +58,29 @@ def blocks(rows: Rows, width: int) -> list[Rows]:
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
+def heats(temperature: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Temperatures, held to what fp32 can divide by."""
+    return temperature.clip(1e-30, 1e30).astype(np.float32)
+
+
+def weight_floors(min_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The least fp32 weights whose whole numbers are not below min_p's; 0 without it."""
+    exact = np.ceil(min_p * _WHOLE) / _WHOLE
+    near = exact.astype(np.float32)
+    return np.where(near < exact, np.nextafter(near, np.float32(2.0)), near)
+
+
 def _weights(logits: Tensor, best: Tensor, parameters: SamplingColumns) -> Tensor:
-    """[rows, vocab] fp32, the best token of a row at 1. Temperatures are held to what fp32 can divide by.
+    """[rows, vocab] fp32, the best token of a row at 1.
 
     Tokens below min_p of the best one have none. A row that is not finite has anything, NaN too.
     """
-    heat = torch.from_numpy(parameters.temperature.clip(1e-30, 1e30)).to(logits.device, torch.float32)
+    heat = torch.from_numpy(heats(parameters.temperature)).to(logits.device)
     weights = logits.float().sub(best.float()[:, None]).div_(heat[:, None]).exp_()
     floored = np.flatnonzero(parameters.min_p > 0.0)
     if len(floored):
         index = torch.from_numpy(floored).to(logits.device)
-        floor = torch.from_numpy(_floors(parameters.min_p[floored])).to(logits.device)
+        floor = torch.from_numpy(weight_floors(parameters.min_p[floored])).to(logits.device)
         own = weights[index]
         weights[index] = own.masked_fill_(own < floor[:, None], 0.0)
     return weights
@@ -77,13 +89,6 @@ def _weights(logits: Tensor, best: Tensor, parameters: SamplingColumns) -> Tenso
 def _whole(weights: Tensor) -> Tensor:
     """In int64, the best token of a row at 2**40. Writes to weights."""
     return weights.nan_to_num_(0.0, 0.0, 0.0).mul_(_WHOLE).to(torch.int64)
-
-
-def _floors(min_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """The least fp32 weights whose whole numbers are not below min_p's."""
-    exact = np.ceil(min_p * _WHOLE) / _WHOLE
-    near = exact.astype(np.float32)
-    return np.where(near < exact, np.nextafter(near, np.float32(2.0)), near)
 
 
 def _draw_from_all(logits: Tensor, best: Tensor, parameters: SamplingColumns, keys: Tensor) -> Tensor:

@@ -49,6 +49,11 @@ class KernelChoice:
             return f", native kernels ({self.library.level.name})"
         return "" if self.layers is TORCH_KERNELS else ", Triton kernels"
 
+    @property
+    def triton_draw(self) -> bool:
+        """Whether tokens are drawn by Triton kernels: where layers compute with them."""
+        return self.device.torch_device.type != "cpu" and self.layers is not TORCH_KERNELS
+
     def load(self) -> LoadKernels:
         """For load_model."""
         if self.library is None:

@@ -13,6 +13,7 @@ from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
 from minisgl_backend.messages.tokens import pack_tokens
 
 _CHUNK_TOKENS = 16
+_PREFIX_TOKENS = 2048  # behind so many, kernels of a GPU deal the keys of a chunk among programs
 _ONE = pack_tokens([0])
 _RULES = TokenRules(0.1, 0.1, 1.1, _ONE, (0.1,), _ONE, (_ONE, _ONE * 2), 1 << 30, _ONE)
 _EVERYTHING = Sampling(
@@ -44,7 +45,8 @@ _Row = tuple[int, int, int, int]  # slot, start, length, sample
 def warm_up_plans(
     max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int
 ) -> tuple[BatchPlan, ...]:
-    """Two sequences, one a step behind the other: a fresh chunk, a chunk with a prefix, a decode row.
+    """Two sequences, one a step behind the other: a fresh chunk, a chunk with a prefix, a decode row. Then a chunk
+    behind a long prefix.
 
     So every kind of row, alone and mixed, greedy and with all that sampling can be asked for but a grammar, runs once;
     one sequence when there is one slot only.
@@ -59,6 +61,11 @@ def warm_up_plans(
         begins = [slot for slot, start, _, _ in rows if start == 0]
         admissions = tuple(Admission(SlotId(slot), prompt, (_EVERYTHING, GREEDY)[slot]) for slot in begins)
         plans.append(_plan(step + 1, admissions, rows, _pages(context_tokens, page_size, scratch_page)))
+    if chunk:
+        prefix = min(_PREFIX_TOKENS, context_tokens - 1 - chunk)
+        late = (Admission(SlotId(0), pack_tokens([0] * (prefix + chunk)), GREEDY),)
+        pages = _pages(context_tokens, page_size, scratch_page)
+        plans.append(_plan(len(plans) + 1, late, [(0, prefix, chunk, 1)], pages))
     return tuple(plans)
 
 

@@ -15,7 +15,7 @@ from minisgl_backend.attention.interface import AttentionBackend, AttentionVaria
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.device.host_peak import HostPeak
-from minisgl_backend.device.staging import Staging
+from minisgl_backend.device.staging import Staging, Upload
 from minisgl_backend.device.streams import Later
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
@@ -26,7 +26,7 @@ from minisgl_backend.models.load import load_model
 from minisgl_backend.models.model import Model
 from minisgl_backend.models.size import weight_bytes
 from minisgl_backend.models.spec import ModelSpec
-from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.draw import PrepareDraw, TorchDraw
 from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
@@ -49,6 +49,11 @@ Drawn = tuple[Tensor, Told]
 """Tokens, int64, and what goes with them."""
 
 
+def torch_draw(upload: Upload) -> PrepareDraw:
+    """The reference."""
+    return TorchDraw()
+
+
 class TorchRunner:
     """See StepRunner. Takes over model and pool, which is that of `attention`."""
 
@@ -64,7 +69,12 @@ class TorchRunner:
         context_tokens: int,
         token_budget: int,
         grammars: GrammarSlots,
+        draw: Callable[[Upload], PrepareDraw] = torch_draw,
+        activation_bytes: int = 0,
     ) -> None:
+        """draw: of what the runner sends arrays with, who draws the tokens. activation_bytes: what the largest step may
+        take beside all this, which the warm-up makes sure of.
+        """
         self._model = model
         self._device = device
         self._pool = pool
@@ -73,9 +83,11 @@ class TorchRunner:
         self._max_running = max_running
         self._context_tokens = context_tokens
         self._token_budget = token_budget
+        self._activation_bytes = activation_bytes
         self._grammars = grammars
         self._streams = device.streams
         self._staging = Staging(device.streams)
+        self._prepare_draw = draw(self._staging.upload)
         self._slots = self._fresh_slots()
         self._undrawn: tuple[Rows, PendingStep] | None = None  # the step whose tokens the grammars have not heard of
         self._spoilt = SpoiltSlots(max_running)
@@ -94,6 +106,7 @@ class TorchRunner:
         for plan in warm_up_plans(*self._scratch_shape()):
             _result_of(self._launch(plan))
         self._undrawn = None
+        self._device.reserve_memory(self._activation_bytes)
         self._pool.clear(torch.tensor([self._pool.scratch_page], device=self._device.torch_device))
         self._slots = self._fresh_slots()
 
@@ -148,10 +161,11 @@ class TorchRunner:
         if behind:  # a mask needs the token of the step before, which is not there before this forward is under way
             filling = self._begin_masks(plan, slots)
         masks = filling.result() if filling is not None else None
+        draw_tokens = self._prepare_draw(parameters, positions, rules, masks)
 
         def draw() -> tuple[Tensor, Told]:
             logits, prompts = forward.value
-            chosen = draw_tokens(logits, parameters, positions, rules, masks)
+            chosen = draw_tokens(logits)
             self._slots.store(tensors.places, chosen)
             if (parameters.logprobs < 0).all():
                 return chosen, ((), prompts)
@@ -279,7 +293,7 @@ def build_torch_runner(
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
 
-        def runner(num_pages: int, kernels: KernelChoice) -> TorchRunner:
+        def runner(num_pages: int, activation_bytes: int, kernels: KernelChoice) -> TorchRunner:
             pool = PagedKvPool(shape, num_pages, config.page_size, device.torch_device)
             attention = kernels.attention(pool, variants, spec.num_heads)
             table_pages = -(-context_tokens // config.page_size)
@@ -293,15 +307,17 @@ def build_torch_runner(
                 context_tokens=context_tokens,
                 token_budget=config.token_budget,
                 grammars=grammars,
+                draw=kernels.draw,
+                activation_bytes=activation_bytes,
             )
 
         quiet = replace(kernels, progress=lambda line: None)
-        num_pages = _choose_pages(config, shape, device, context_tokens, lambda: runner(0, quiet))
+        num_pages, peak = _choose_pages(config, shape, device, context_tokens, lambda: runner(0, 0, quiet))
         size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
         progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
         if line := _windows_line(spec, shape, context_tokens):
             progress(line)
-        return runner(num_pages, kernels)
+        return runner(num_pages, peak, kernels)
 
 
 def _windows_line(spec: ModelSpec, shape: KvShape, context_tokens: int) -> str:
@@ -329,8 +345,9 @@ def _weights_line(weights: int, peak: int | None) -> str:
 
 def _choose_pages(
     config: EngineConfig, shape: KvShape, device: Device, context_tokens: int, scratch: Callable[[], TorchRunner]
-) -> int:
+) -> tuple[int, int]:
     """Pages of the pool, by the setting or by what the device can spare beside weights, activations and recordings.
+    Also what activations were reckoned at, in bytes; 0 with the setting, and where nobody meters them.
 
     scratch: makes a runner that has no page but the scratch page.
     """
@@ -339,11 +356,11 @@ def _choose_pages(
         free = device.free_memory_bytes()
         if config.kv_bytes > free:
             raise ConfigError(f"setting 'kv_bytes' is {config.kv_bytes:,}, but {device.name} has {free:,} bytes free")
-        return pages_in(config.kv_bytes, page_bytes, source=f"setting 'kv_bytes' = {config.kv_bytes:,}")
+        return pages_in(config.kv_bytes, page_bytes, source=f"setting 'kv_bytes' = {config.kv_bytes:,}"), 0
     useful_bytes = useful_pages(config.max_running, context_tokens, config.page_size) * page_bytes
     held = scratch().expected_recordings_bytes()
     peak = device.peak_memory_bytes(lambda: scratch().run_largest())
     budget = device.kv_pool_bytes(
         utilization=config.gpu_memory_utilization, peak_bytes=peak + held, useful_bytes=useful_bytes
     )
-    return pages_in(budget, page_bytes, source=f"the free memory of {device.name}")
+    return pages_in(budget, page_bytes, source=f"the free memory of {device.name}"), peak

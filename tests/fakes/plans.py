@@ -17,12 +17,13 @@ from minisgl_backend.messages.tokens import pack_tokens
 class Planner:
     """Knows of every slot what a scheduler would: tokens known, tokens computed, pages held."""
 
-    def __init__(self, page_size: int, num_pages: int) -> None:
+    def __init__(self, page_size: int, num_pages: int, *, steps_before: int = 0) -> None:
+        """steps_before: that the runner has had; its pages are free again."""
         self._page_size = page_size
         self._free = [page for start in range(3) for page in range(start, num_pages, 3)][::-1]
         self._admissions: list[Admission] = []
         self._sampled: list[int] = []
-        self._step = 0
+        self._step = steps_before
         self._computed: dict[int, int] = {}
         self._pages: dict[int, list[int]] = {}
         self.tokens: dict[int, list[int]] = {}  # slot → prompt and outputs

@@ -13,7 +13,7 @@ from minisgl_backend.kernels.gpu.heads import prepare_heads_triton
 from minisgl_backend.kernels.gpu.int8 import int8_product_triton
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton
 from minisgl_backend.kernels.gpu.norm import add_rms_norm_triton, rms_norm_triton
-from minisgl_backend.kernels.gpu.routing import choose_experts_triton
+from minisgl_backend.kernels.gpu.routing import choose_experts_triton, router_logits_triton
 from minisgl_backend.kernels.gpu.rows import take_rows_triton
 from minisgl_backend.kernels.interface import HeadPreparation, Int8Product
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing
@@ -49,6 +49,9 @@ class TritonKernels:
     @property
     def int8_product(self) -> Int8Product:
         return int8_product_triton
+
+    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return router_logits_triton(x, weight, bias)
 
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts_triton(logits, top_k, renormalise=renormalise)

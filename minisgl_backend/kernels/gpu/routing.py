@@ -1,4 +1,4 @@
-"""A router's logits → experts and weights on a GPU: see `choose_experts` in kernels/moe.py for what is computed."""
+"""A router on a GPU, its logits and its choice: see kernels/moe.py for what is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl_backend.kernels.moe import Routing
+from minisgl_backend.kernels.moe import Routing, router_logits
+
+_FEW_TOKENS = 16  # up to here the time of a product is that of its three launches
+
+
+def router_logits_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `router_logits`. A few tokens take one launch; more take the product, its input and output converted."""
+    (tokens, hidden), num_experts = x.shape, weight.shape[0]
+    if not 0 < tokens <= _FEW_TOKENS:
+        return router_logits(x, weight, bias)
+    assert weight.is_contiguous() and (x.stride(1) == 1 or hidden == 1), "numbers of a row lie side by side"
+    logits = torch.empty((tokens, num_experts), dtype=torch.float32, device=x.device)
+    _score[(num_experts, tokens)](
+        x, weight, bias, logits, hidden, num_experts, x.stride(0),
+        COLUMNS=min(triton.next_power_of_2(hidden), 1024), num_warps=4,
+    )  # fmt: skip
+    return logits
+
+
+@triton.jit
+def _score(x, weight, bias, logits, hidden, num_experts, x_stride, COLUMNS: tl.constexpr):
+    """One expert's logit of one token."""
+    expert, token = tl.program_id(0), tl.program_id(1)
+    step = tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float64)
+    for begin in range(0, hidden, COLUMNS):
+        column = begin + step
+        value = tl.load(x + token * x_stride + column, column < hidden, 0.0).to(tl.float64)
+        total += value * tl.load(weight + expert * hidden + column, column < hidden, 0.0)
+    logit = tl.sum(total, 0)
+    if bias is not None:
+        logit += tl.load(bias + expert)
+    tl.store(logits + token * num_experts + expert, logit.to(tl.float32))
 
 
 def choose_experts_triton(logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:

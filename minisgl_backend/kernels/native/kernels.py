@@ -10,7 +10,14 @@ from torch import Tensor
 
 from minisgl_backend.kernels.activation import GatedActivation
 from minisgl_backend.kernels.interface import HeadPreparation
-from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing, choose_experts, mix_experts
+from minisgl_backend.kernels.moe import (
+    ExpertActivation,
+    ExpertWeights,
+    Routing,
+    choose_experts,
+    mix_experts,
+    router_logits,
+)
 from minisgl_backend.kernels.native.library import Library
 
 
@@ -56,6 +63,9 @@ class NativeKernels:
     @property
     def int8_product(self) -> None:
         return None
+
+    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return router_logits(x, weight, bias)
 
     def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
         return choose_experts(logits, top_k, renormalise=renormalise)

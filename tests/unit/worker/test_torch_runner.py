@@ -5,6 +5,7 @@ That its tokens are right is the business of tests/numeric/.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant, StepResult
 from minisgl_backend.messages.sampling import GREEDY, Sampling
 from minisgl_backend.messages.tokens import pack_tokens
+from minisgl_backend.worker import torch_runner
 from minisgl_backend.worker.build import build_runner
 from minisgl_backend.worker.runner import StepRunner
 from minisgl_backend.worker.scratch_plans import largest_plan
@@ -108,7 +110,8 @@ def test_warm_up_runs_every_kind_of_row(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(TorchAttention, "begin", watch)
     build(folder, attention="torch").warm_up()
-    assert seen == {(True, False, False), (True, True, False), (False, True, True), (False, False, True)}
+    alone = {(True, False, False), (False, True, False), (False, False, True)}
+    assert seen == alone | {(True, True, False), (False, True, True)}
 
 
 def test_warm_up_comes_before_the_first_plan(folder: Path) -> None:
@@ -176,6 +179,41 @@ def test_kv_bytes_below_one_page_or_beyond_the_memory_are_refused(
     monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda self: 10 * PAGE_BYTES)
     with pytest.raises(ConfigError, match=r"'kv_bytes' is .*, but cpu .* has .* bytes free"):
         build(folder, kv_bytes=11 * PAGE_BYTES)
+
+
+class _Metered(CpuDevice):
+    """A device of which a process may take 100,000 bytes, and that knows what a piece of work takes."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.tried: list[str] = []
+        self.reserved: list[int] = []
+
+    def peak_memory_bytes(self, work: Callable[[], None]) -> int:
+        work()
+        self.tried.append("largest step")
+        return 30_000
+
+    def reserve_memory(self, size_bytes: int) -> None:
+        self.reserved.append(size_bytes)
+
+    def kv_pool_bytes(self, *, utilization: float, peak_bytes: int, useful_bytes: int) -> int:
+        return 100_000 - peak_bytes
+
+
+@pytest.mark.parametrize("recordings", [False, True])
+def test_the_pool_is_what_activations_and_recordings_leave_and_the_warm_up_takes_what_it_leaves(
+    recordings: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = _Metered()
+    monkeypatch.setattr(torch_runner, "open_device", lambda setting, threads: device)
+    held = 20_000 if recordings else 0
+    monkeypatch.setattr(torch_runner.TorchRunner, "expected_recordings_bytes", lambda self: held)
+    runner = build(folder)
+    assert device.tried == ["largest step"]
+    assert runner.num_pages == (70_000 - held) // PAGE_BYTES
+    runner.warm_up()
+    assert device.reserved == [30_000]
 
 
 def test_no_room_for_one_page_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from fakes.experts import random_experts, random_routing, random_tokens
 from minisgl_backend.kernels.gpu.expert_blocks import Blocks, sort_into_blocks
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton, product_tile
-from minisgl_backend.kernels.gpu.routing import choose_experts_triton
+from minisgl_backend.kernels.gpu.routing import choose_experts_triton, router_logits_triton
 from minisgl_backend.kernels.moe import (
     NO_EXPERT,
     ExpertActivation,
@@ -19,6 +19,7 @@ from minisgl_backend.kernels.moe import (
     Routing,
     choose_experts,
     mix_experts_reference,
+    router_logits,
 )
 
 SILU = ExpertActivation("silu")
@@ -156,6 +157,18 @@ def test_a_router_chooses_as_the_reference_does_where_logits_are_not_finite(reno
         [3.4e38, -3.4e38, 1e38, 0.0, -1.0],
     ]
     assert_chosen_alike(torch.tensor(rows), 3, renormalise)
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 5), (16, 70), (3, 1500), (17, 20), (0, 8)])  # 17: the product
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_routers_logits_are_summed_in_fp64(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    weight, bias = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((6, hidden), (6,)))
+    x = random_tokens(tokens, hidden + 1, dtype)[:, :hidden]
+    for added in (None, bias):
+        got, expected = router_logits_triton(x, weight, added), router_logits(x, weight, added)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, atol=1e-12, rtol=1.2e-7)  # the other side of one rounding
 
 
 def assert_chosen_alike(logits: torch.Tensor, top_k: int, renormalise: bool) -> None:
