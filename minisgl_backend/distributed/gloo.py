@@ -39,15 +39,15 @@ class GlooGroup:
         self._gloo.allreduce([x]).wait()
         return x
 
-    def join_columns(self, x: Tensor) -> Tensor:
+    def join_columns(self, x: Tensor, columns: int) -> Tensor:
         """See RankGroup."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
         self._gloo.allgather([parts], [x.contiguous()]).wait()
-        return torch.cat(parts, dim=-1)
+        return torch.cat(parts, dim=-1)[:, :columns].contiguous()
 
     def from_first(self, x: Tensor) -> Tensor:
         """See RankGroup."""
-        self._gloo.broadcast([x], 0).wait()
+        self._gloo.broadcast(x, 0).wait()
         return x
 
     def close(self) -> None:

@@ -25,8 +25,10 @@ class RankGroup(Protocol):
         """The sum over all ranks, in x itself, which is contiguous → x. The same numbers on every rank."""
         ...
 
-    def join_columns(self, x: Tensor) -> Tensor:
-        """x [rows, n] → [rows, ranks · n], a new tensor: the ranks' own side by side, in their order."""
+    def join_columns(self, x: Tensor, columns: int) -> Tensor:
+        """x [rows, n] → [rows, columns], a new tensor: of the ranks' own, side by side in their order, the first ones.
+        columns: at most ranks · n.
+        """
         ...
 
     def from_first(self, x: Tensor) -> Tensor:

@@ -80,6 +80,10 @@ class Kernels(Protocol):
         """
         ...
 
+    def take_own_rows(self, table: Tensor, index: Tensor, first: int, rows: int, factor: float = 1.0) -> Tensor:
+        """As take_rows, of a larger table whose rows `first` … `first` + `rows` - 1 begin `table`: zeros for others."""
+        ...
+
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """tanh(x / cap) · cap. x without gaps."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,20 @@ from minisgl_backend.kernels.moe import (
 )
 from minisgl_backend.kernels.norm import rms_norm
 from minisgl_backend.kernels.rotary import apply_rotary
+
+
+def take_own_rows(
+    take_rows: Callable[[Tensor, Tensor, float], Tensor],
+    table: Tensor,
+    index: Tensor,
+    first: int,
+    rows: int,
+    factor: float,
+) -> Tensor:
+    """See Kernels. take_rows: that of a set of kernels. Nothing here waits for a device."""
+    own = index - first
+    theirs = (own < 0) | (own >= rows)
+    return take_rows(table, own.masked_fill(theirs, 0), factor).masked_fill_(theirs[:, None], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,9 @@ class TorchKernels:
     def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
         rows = table[index]
         return rows if factor == 1.0 else rows.mul_(factor)
+
+    def take_own_rows(self, table: Tensor, index: Tensor, first: int, rows: int, factor: float = 1.0) -> Tensor:
+        return take_own_rows(self.take_rows, table, index, first, rows, factor)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap

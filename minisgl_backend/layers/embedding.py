@@ -29,3 +29,7 @@ class Embedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         return self.kernels.take_rows(self.weight, tokens, self.scale)
+
+    def own(self, tokens: Tensor, first: int, rows: int) -> Tensor:
+        """Of a larger table whose rows `first` … `first` + `rows` - 1 begin ours: zeros for other tokens."""
+        return self.kernels.take_own_rows(self.weight, tokens, first, rows, self.scale)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.distributed.group import RankGroup
-from minisgl_backend.layers.embedding import EmbeddingOp
+from minisgl_backend.layers.embedding import Embedding
 from minisgl_backend.layers.linear import LinearOp
 from minisgl_backend.layers.mlp import Mlp
 
@@ -45,16 +45,13 @@ class SummedMlp:
 class SummedEmbedding:
     """See EmbeddingOp. `part` has rows `first` … `first` + `rows` - 1; a token of others adds zeros."""
 
-    part: EmbeddingOp
+    part: Embedding
     first: int
     rows: int
     group: RankGroup
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        index = tokens - self.first
-        theirs = (index < 0) | (index >= self.rows)
-        vectors = self.part(index.masked_fill(theirs, 0))
-        return self.group.add_up(vectors.masked_fill_(theirs[:, None], 0.0))
+        return self.group.add_up(self.part.own(tokens, self.first, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class JoinedHead:
     group: RankGroup
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.group.join_columns(self.part(x))[:, : self.vocab_size].contiguous()
+        return self.group.join_columns(self.part(x), self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

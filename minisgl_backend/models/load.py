@@ -17,7 +17,8 @@ from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.attention import QkNorms, SelfAttention
-from minisgl_backend.layers.linear import PackedProduct
+from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
+from minisgl_backend.layers.linear import LinearOp, PackedProduct
 from minisgl_backend.layers.mlp import GatedMlp, Mlp
 from minisgl_backend.layers.norm import RmsNorm
 from minisgl_backend.layers.parallel import AllHeadsNorm, JoinedHead, SummedEmbedding, SummedLinear, SummedMlp
@@ -141,10 +142,12 @@ class _Builder:
     def decoder(self, context_tokens: int) -> Decoder:
         spec, names, device, kernels = self.spec, self.names, self.weights.device, self.weights.kernels
         tied = spec.tie_embeddings
+        embedding: EmbeddingOp
         embedding, tied_head = self.weights.embedding(names.embedding, self._embedding_scale(), tied=tied)
-        head = tied_head or self.weights.head(names.head)
+        head: LinearOp = tied_head or self.weights.head(names.head)
         if self.group is not None:
             group, vocab_size = self.group, self.whole.vocab_size
+            assert isinstance(embedding, Embedding), "a quantised table is not dealt out (check_ranks)"
             first, end = Share(group.rank, group.ranks).of_vocabulary(vocab_size)
             embedding, head = SummedEmbedding(embedding, first, end - first, group), JoinedHead(head, vocab_size, group)
             spec = replace(spec, vocab_size=vocab_size)

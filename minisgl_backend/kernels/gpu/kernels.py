@@ -17,6 +17,7 @@ from minisgl_backend.kernels.gpu.routing import choose_experts_triton, router_lo
 from minisgl_backend.kernels.gpu.rows import take_rows_triton
 from minisgl_backend.kernels.interface import HeadPreparation, Int8Product
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing
+from minisgl_backend.kernels.torch_kernels import take_own_rows
 
 _ACTIVATIONS: Mapping[str, GatedActivation] = {"silu": silu_mul_triton, "gelu_tanh": gelu_tanh_mul_triton}
 
@@ -42,6 +43,9 @@ class TritonKernels:
 
     def take_rows(self, table: Tensor, index: Tensor, factor: float = 1.0) -> Tensor:
         return take_rows_triton(table, index, factor)
+
+    def take_own_rows(self, table: Tensor, index: Tensor, first: int, rows: int, factor: float = 1.0) -> Tensor:
+        return take_own_rows(take_rows_triton, table, index, first, rows, factor)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return softcap_triton(x, cap)

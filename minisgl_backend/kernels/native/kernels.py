@@ -56,6 +56,10 @@ class NativeKernels:
         out: Tensor = self.library.ops.take_rows.default(table, index, factor)
         return out
 
+    def take_own_rows(self, table: Tensor, index: Tensor, first: int, rows: int, factor: float = 1.0) -> Tensor:
+        out: Tensor = self.library.ops.take_own_rows.default(table, index, first, rows, factor)
+        return out
+
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         out: Tensor = self.library.ops.softcap.default(x, cap)
         return out

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "launch.h"
 #include "vec.h"
 
 namespace minisgl {
@@ -71,8 +72,8 @@ struct Index {
   }
 };
 
-// out [n, size] = table[index[i], :] · factor. table: `inner` is 1.
-void take_rows(Dtype dtype, Vectors table, Index index, int64_t n, float factor, void* out);
+// out [n, size] = table[index[i] - own.begin, :] · factor; zeros where index[i] is not in `own`. table: `inner` is 1.
+void take_rows(Dtype dtype, Vectors table, Index index, Span own, int64_t n, float factor, void* out);
 
 // out = x + y, n numbers.
 void add(Dtype dtype, const void* x, const void* y, int64_t n, void* out);

@@ -135,20 +135,34 @@ Tensor rotate_and_write(const Tensor& q, const Tensor& k, const Tensor& v, const
   return out;
 }
 
-Tensor take_rows_op(const Tensor& table, const Tensor& index, double factor) {
-  const char* op = "take_rows";
+Index index_of(const Tensor& table, const Tensor& index, const char* op) {
   TORCH_CHECK(table.dim() == 2 && index.dim() == 1, op, ": table", table.sizes(), ", index", index.sizes());
   const bool wide = index.scalar_type() == at::kLong;
   TORCH_CHECK((wide || index.scalar_type() == at::kInt) && index.is_contiguous(), op,
               ": the index is int32 or int64, without gaps");
-  const Index rows{index.const_data_ptr(), wide};
+  return {index.const_data_ptr(), wide};
+}
+
+Tensor taken(const Tensor& table, const Tensor& index, Index rows, Span own, double factor, const char* op) {
+  Tensor out = empty({index.numel(), table.size(1)}, table.scalar_type());
+  take_rows(dtype_of(table, op), vectors(table, op), rows, own, index.numel(), static_cast<float>(factor),
+            out.mutable_data_ptr());
+  return out;
+}
+
+Tensor take_own_rows(const Tensor& table, const Tensor& index, int64_t first, int64_t rows, double factor) {
+  const char* op = "take_own_rows";
+  TORCH_CHECK(0 <= rows && rows <= table.size(0), op, ": ", rows, " rows of ", table.size(0));
+  return taken(table, index, index_of(table, index, op), {first, first + rows}, factor, op);
+}
+
+Tensor take_rows_op(const Tensor& table, const Tensor& index, double factor) {
+  const char* op = "take_rows";
+  const Index rows = index_of(table, index, op);
   for (int64_t i = 0; i < index.numel(); ++i) {
     TORCH_CHECK_INDEX(0 <= rows[i] && rows[i] < table.size(0), op, ": row ", rows[i], " of ", table.size(0));
   }
-  Tensor out = empty({index.numel(), table.size(1)}, table.scalar_type());
-  take_rows(dtype_of(table, op), vectors(table, op), rows, index.numel(), static_cast<float>(factor),
-            out.mutable_data_ptr());
-  return out;
+  return taken(table, index, rows, {0, table.size(0)}, factor, op);
 }
 
 Tensor add_op(const Tensor& x, const Tensor& y) {
@@ -181,6 +195,7 @@ MINISGL_OPERATORS(m) {
          "rotate_and_write(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, bool interleaved, Tensor? q_weight, "
          "Tensor? k_weight, float eps, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor places) -> Tensor",
          rotate_and_write);
+  define(m, "take_own_rows(Tensor table, Tensor index, int first, int rows, float factor) -> Tensor", take_own_rows);
   define(m, "take_rows(Tensor table, Tensor index, float factor) -> Tensor", take_rows_op);
   define(m, "add(Tensor x, Tensor y) -> Tensor", add_op);
   define(m, "softcap(Tensor x, float cap) -> Tensor", softcap_op);

@@ -3,14 +3,19 @@
 
 namespace minisgl {
 
-void take_rows(Dtype dtype, Vectors table, Index index, int64_t n, float factor, void* out) {
+void take_rows(Dtype dtype, Vectors table, Index index, Span own, int64_t n, float factor, void* out) {
   by_dtype(dtype, [=](auto kind) {
     using T = decltype(kind);
     const auto kernel = [=](Part part) {
       const Span rows = share(n, part);
       for (int64_t row = rows.begin; row < rows.end; ++row) {
-        const T* from = static_cast<const T*>(table.data) + index[row] * table.outer_stride;
+        const int64_t number = index[row];
         T* to = static_cast<T*>(out) + row * table.size;
+        if (number < own.begin || number >= own.end) {
+          std::memset(to, 0, table.size * sizeof(T));
+          continue;
+        }
+        const T* from = static_cast<const T*>(table.data) + (number - own.begin) * table.outer_stride;
         if (factor == 1.0f) {
           std::memcpy(to, from, table.size * sizeof(T));
         } else {
