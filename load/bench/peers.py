@@ -131,8 +131,11 @@ def parse_arguments(given: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def parse_engines(text: str, dtype: str) -> list[str]:
-    """Each as NAME:DTYPE. Ours come first, since the others' answers are held beside the first one's."""
+def parse_engines(text: str, dtype: str, *, beside_ours: bool = True) -> list[str]:
+    """Each as NAME:DTYPE. Ours come first, since the others' answers are held beside the first one's.
+
+    beside_ours: one of them must be there.
+    """
     engines = []
     for part in text.split(","):
         name, _, own = part.partition(":")
@@ -144,7 +147,7 @@ def parse_engines(text: str, dtype: str) -> list[str]:
         engines.append(f"{name}:{own or dtype}")
     if len(set(engines)) < len(engines):
         raise ValueError("an engine is named twice")
-    if not any(engine.split(":")[0] in OURS for engine in engines):
+    if beside_ours and not any(engine.split(":")[0] in OURS for engine in engines):
         raise ValueError(f"at least one of {', '.join(OURS)} must be there: the others' answers are held beside ours")
     return sorted(engines, key=lambda engine: engine.split(":")[0] not in OURS)
 

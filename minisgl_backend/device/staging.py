@@ -8,7 +8,7 @@ for. What comes down has a buffer until it is read. On a CPU nothing is copied.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from minisgl_backend.device.streams import PASSED, Event, Later, Streams
+
+Upload = Callable[[Sequence[npt.NDArray[Any]]], list[Tensor]]
+"""Staging.upload."""
 
 _BUFFERS = 16
 """A step sends a handful of times, and two are on their way at most: the oldest buffer is free before it is needed."""

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
-from torch import Tensor
 
+from minisgl_backend.device.staging import Upload
 from minisgl_backend.kernels.gpu.sampling import FILTERED, GREEDY, OF_ALL, DrawColumns
 from minisgl_backend.sampling.masks import Rows
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.race import row_keys
 from minisgl_backend.sampling.sampler import heats, weight_floors
-
-Upload = Callable[[Sequence[npt.NDArray[Any]]], list[Tensor]]
-"""Arrays of the host → tensors of the device, in one transfer that nobody waits for. See device/staging.py."""
 
 
 def device_columns(parameters: SamplingColumns, positions: Rows, upload: Upload) -> DrawColumns:

@@ -9,17 +9,16 @@ Order, as in vLLM: on the raw logits, in fp32, what changes single logits (`rule
 What is drawn for a row without rules and mask costs what it costs without neighbours that have some.
 
 This is the reference, and what a CPU does. A GPU has kernels of its own for it (`triton_draw.py`): who draws is chosen
-once per engine, by `choose_draw`.
+once per engine (worker/kernel_choice.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from minisgl_backend.messages.plan import NO_TOKEN
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.parameters import SamplingColumns
 from minisgl_backend.sampling.rules import StepRules
-from minisgl_backend.sampling.sampler import blocks, sample_tokens
+from minisgl_backend.sampling.sampler import Best, best_of_rows, blocks, sample_tokens
 
 
 class Draw(Protocol):
@@ -52,23 +51,27 @@ class PrepareDraw(Protocol):
         ...
 
 
-def prepare_torch_draw(
-    parameters: SamplingColumns,
-    positions: Rows,
-    rules: StepRules | None = None,
-    masks: TokenMasks | None = None,
-) -> Draw:
+@dataclass(frozen=True, slots=True)
+class TorchDraw:
     """See PrepareDraw: the reference. On a GPU it waits for the device."""
-    return partial(draw_tokens, parameters=parameters, positions=positions, rules=rules, masks=masks)
 
+    best_of_rows: Best = best_of_rows
 
-def choose_draw(triton: bool, upload: Callable[[Sequence[npt.NDArray[Any]]], list[Tensor]]) -> PrepareDraw:
-    """triton: whether its kernels serve the device of the logits. upload: of host arrays, see device/staging.py."""
-    if not triton:
-        return prepare_torch_draw
-    from minisgl_backend.sampling.triton_draw import TritonDraw  # a gigabyte of compiler
-
-    return TritonDraw(upload)
+    def __call__(
+        self,
+        parameters: SamplingColumns,
+        positions: Rows,
+        rules: StepRules | None = None,
+        masks: TokenMasks | None = None,
+    ) -> Draw:
+        return partial(
+            draw_tokens,
+            parameters=parameters,
+            positions=positions,
+            rules=rules,
+            masks=masks,
+            best_of_rows=self.best_of_rows,
+        )
 
 
 def draw_tokens(
@@ -77,6 +80,7 @@ def draw_tokens(
     positions: Rows,
     rules: StepRules | None = None,
     masks: TokenMasks | None = None,
+    best_of_rows: Best = best_of_rows,
 ) -> Tensor:
     """See sample_tokens. rules, masks: of some of the rows; None when no row has any.
 
@@ -84,15 +88,16 @@ def draw_tokens(
     common. Does not write to logits.
     """
     if rules is None and masks is None:
-        return sample_tokens(logits, parameters, positions)
+        return sample_tokens(logits, parameters, positions, best_of_rows)
     changed = changed_rows(rules, masks)
     plain = parameters.take(np.arange(len(positions)))
     plain.temperature[changed] = 0.0  # of these only whether they are finite is asked
-    tokens = sample_tokens(logits, plain, positions)
+    tokens = sample_tokens(logits, plain, positions, best_of_rows)
     for rows in blocks(changed, max(logits.shape[1], 0 if rules is None else rules.width)):
         index = torch.from_numpy(rows).to(logits.device)
         own = logits[index].float()
-        drawn = sample_tokens(change_logits(own, rows, rules, masks), parameters.take(rows), positions[rows])
+        change_logits(own, rows, rules, masks)
+        drawn = sample_tokens(own, parameters.take(rows), positions[rows], best_of_rows)
         tokens[index] = torch.where(tokens[index] == NO_TOKEN, NO_TOKEN, drawn)
     return tokens
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from minisgl_backend.device.staging import Upload
 from minisgl_backend.kernels.gpu.penalties import (
     BAD,
     HELD,
@@ -22,7 +23,6 @@ from minisgl_backend.kernels.gpu.penalties import (
     TokenRows,
     Withheld,
 )
-from minisgl_backend.sampling.device_columns import Upload
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.rules import SlotRules, StepRules
 from minisgl_backend.sampling.utf8 import Bits

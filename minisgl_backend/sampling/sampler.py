@@ -17,6 +17,8 @@ Where tokens tie, the lower id comes first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,13 +34,26 @@ _CANDIDATES = 1024
 _BLOCK_ELEMENTS = 8 << 20  # logits worked on at once: bounds memory, not results
 
 
-def sample_tokens(logits: Tensor, parameters: SamplingColumns, positions: Rows) -> Tensor:
+Best = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""logits [rows, vocab] → of each row the best value, which is finite only where the row has no NaN and no +inf, and the
+lowest id that has it, int64."""
+
+
+def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See Best; the value is in the logits' dtype."""
+    best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+    return best, tokens
+
+
+def sample_tokens(
+    logits: Tensor, parameters: SamplingColumns, positions: Rows, best_of_rows: Best = best_of_rows
+) -> Tensor:
     """logits [rows, vocab] floating, parameters and positions [rows] on the host → [rows] int64 on logits' device.
 
     positions: index of the sampled token in its sequence. A row with a NaN or +inf, or with nothing but -inf, gives
     NO_TOKEN and does not touch the others. Does not write to logits.
     """
-    best, tokens = logits.max(dim=-1)  # a NaN anywhere in a row is its maximum
+    best, tokens = best_of_rows(logits)
     drawn = parameters.temperature > 0.0
     if drawn.any():
         filtered = drawn & ((parameters.top_k > 0) | (parameters.top_p < 1.0))

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from minisgl_backend.device.staging import Upload
 from minisgl_backend.kernels.gpu.penalties import RowChanges, change_rows
 from minisgl_backend.kernels.gpu.sampling import DrawColumns, sample_rows
 from minisgl_backend.messages.plan import NO_TOKEN
-from minisgl_backend.sampling.device_columns import Upload, device_columns
+from minisgl_backend.sampling.device_columns import device_columns
 from minisgl_backend.sampling.draw import Draw, changed_rows
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.parameters import SamplingColumns

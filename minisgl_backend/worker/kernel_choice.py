@@ -14,6 +14,7 @@ from minisgl_backend.attention.native_backend import NativeAttention, native_obs
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import PHASES, EngineConfig, parse_attention
 from minisgl_backend.device.device import Device
+from minisgl_backend.device.staging import Upload
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.native.build import BuildFailed
@@ -25,6 +26,7 @@ from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.models.load import LoadKernels, Packing
 from minisgl_backend.models.locate import cache_folder
 from minisgl_backend.models.model import Model
+from minisgl_backend.sampling.draw import PrepareDraw, TorchDraw
 from minisgl_backend.worker.attention_choice import GpuAttentionChoice, choose_gpu_attention, triton_missing
 from minisgl_backend.worker.decode_graphs import DecodeGraphs, graph_sizes
 
@@ -49,10 +51,15 @@ class KernelChoice:
             return f", native kernels ({self.library.level.name})"
         return "" if self.layers is TORCH_KERNELS else ", Triton kernels"
 
-    @property
-    def triton_draw(self) -> bool:
-        """Whether tokens are drawn by Triton kernels: where layers compute with them."""
-        return self.device.torch_device.type != "cpu" and self.layers is not TORCH_KERNELS
+    def draw(self, upload: Upload) -> PrepareDraw:
+        """Who draws the tokens. upload: arrays of the host → tensors of the device, in one transfer."""
+        if self.library is not None:
+            return TorchDraw(self.library.ops.best_of_rows.default)
+        if self.gpu_attention is None or self.layers is TORCH_KERNELS:
+            return TorchDraw()
+        from minisgl_backend.sampling.triton_draw import TritonDraw  # a gigabyte of compiler
+
+        return TritonDraw(upload)
 
     def load(self) -> LoadKernels:
         """For load_model."""

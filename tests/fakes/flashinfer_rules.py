@@ -10,6 +10,7 @@ are then. Who replays without a new plan gets the rows of the old one, as on a G
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
@@ -169,9 +170,12 @@ def check(holds: bool, otherwise: str) -> None:
         raise WrongCall(otherwise)
 
 
+_signature = functools.cache(inspect.signature)
+
+
 def only(function: Callable[..., Any], given: Mapping[str, Any], *used: str) -> None:
     """given: the arguments of a call. Those that are not used here are left at their defaults."""
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in _signature(function).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in ("self", *used):
             check(given[name] == parameter.default, f"{name} is {given[name]!r}")
 

@@ -69,7 +69,9 @@ def main(given: Sequence[str] | None = None) -> int:
     names = kernels_here("build", arguments.head_dims, environment, work / "site")
     pack(work, out, names["files"], names["kernels"])
     download(out, arguments.python)
-    loaded = kernels_here("load", arguments.head_dims, load_environment(work), out / "site", work / "site")
+    loaded = kernels_here(
+        "load", arguments.head_dims, load_environment(work, arguments.capability), out / "site", work / "site"
+    )
     outside = [path for path in loaded["files"] if not Path(path).is_relative_to(out)]
     assert not outside, f"not packed: {outside}"
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -105,13 +107,14 @@ def build_environment(work: Path, capability: str) -> dict[str, str]:
     }
 
 
-def load_environment(work: Path) -> dict[str, str]:
-    """As on the GPU machine: nothing can be compiled. Only the driver's library is the empty one."""
+def load_environment(work: Path, capability: str) -> dict[str, str]:
+    """As on the GPU machine, where nothing is compiled. The driver's library is the empty one, and the GPU is told."""
     notes = work / "notes"
     shutil.rmtree(notes, ignore_errors=True)
     libraries = os.pathsep.join(filter(None, [str(work / "stub"), os.environ.get("LD_LIBRARY_PATH")]))
     return {
         **os.environ,
+        "FLASHINFER_CUDA_ARCH_LIST": capability,
         "FLASHINFER_WORKSPACE_BASE": str(notes),
         "FLASHINFER_DISABLE_JIT": "1",
         "LD_LIBRARY_PATH": libraries,

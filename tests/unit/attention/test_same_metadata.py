@@ -99,12 +99,13 @@ def seen_by_flashinfer(backends: Backends, step: PhaseStep) -> Seen:
 def seen_by_our_kernels(step: PhaseStep, page_size: int) -> Seen:
     """From the fields on the device, as a kernel reads them: a token's row, its position, the row's table."""
     device, seen = step.device, {}
+    tables, starts, offsets = step.page_tables.tolist(), device.starts.tolist(), device.token_offsets.tolist()
+    row_of, positions = device.token_rows.tolist(), device.token_positions.tolist()
     for phase in (device.decode_tokens, device.chunk_tokens):
         for token in phase.tolist():
-            row, position = int(device.token_rows[token]), int(device.token_positions[token])
-            places = torch.arange(position + 1)
-            assert token == int(device.token_offsets[row]) + position - int(device.starts[row])
-            seen[token] = (step.page_tables[row, places // page_size] * page_size + places % page_size).tolist()
+            row, position = row_of[token], positions[token]
+            assert token == offsets[row] + position - starts[row]
+            seen[token] = [tables[row][at // page_size] * page_size + at % page_size for at in range(position + 1)]
     return seen
 
 

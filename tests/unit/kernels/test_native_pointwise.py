@@ -185,3 +185,27 @@ def test_what_no_kernel_is_built_for_is_refused_by_name(native: NativeKernels) -
     with pytest.raises(RuntimeError, match="rotate: head_dim 2048; up to 1024 is built"):
         heads = torch.zeros(1, 1, 2048)
         HeadPreparation(native, None)(heads, heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_best_of_a_row_is_the_first_of_the_largest_wherever_it_stands(
+    native: NativeKernels, dtype: torch.dtype
+) -> None:
+    """Numbers are coarse, so that many are equal. Sizes around a register and around a block; rows lie apart."""
+    for size in (1, 2, 7, 8, 15, 16, 17, 1000, 1024, 1025, 1039, 2050, 49_153):
+        rows = (numbers(6, size + 3, dtype=torch.float32, seed=size) * 2).round().to(dtype)[:, :size]
+        rows[1] = -torch.inf
+        rows[2, ::2] = -torch.inf
+        best, places = native.library.ops.best_of_rows.default(rows)
+        expected = rows.max(dim=-1)
+        assert torch.equal(best, expected.values.float()) and torch.equal(places, expected.indices), size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_that_is_not_finite_has_no_finite_best(native: NativeKernels, dtype: torch.dtype) -> None:
+    for size in (3, 40, 3001):
+        rows = numbers(4, size, dtype=dtype)
+        rows[0, size - 1], rows[1, size // 2], rows[2] = torch.nan, torch.inf, -torch.inf
+        best, _ = native.library.ops.best_of_rows.default(rows)
+        assert best.isfinite().tolist() == [False, False, False, True]
+        assert best[3] == rows[3].max()

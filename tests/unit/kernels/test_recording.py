@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -179,3 +180,17 @@ def test_recording_does_not_import_torchs_compiler() -> None:
         "print(recording.calls, 'torch._dynamo' in sys.modules)\n"
     )
     assert printed_by(script) == "1 False"
+
+
+def test_a_large_output_takes_the_memory_of_one_before_and_no_new_pages(kernels: NativeKernels) -> None:
+    x = torch.randn(1024, 1024)
+    for _ in range(3):
+        kernels.add(x, x)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        kernels.add(x, x)
+        torch.empty(
+            64 << 20, dtype=torch.uint8
+        )  # a block taken and given back, after which the system takes others too
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    assert faults < x.nbytes // resource.getpagesize()  # of ten outputs: less than one has pages

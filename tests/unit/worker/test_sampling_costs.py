@@ -132,7 +132,11 @@ FEATURES = {
 
 def test_plain_greedy_rows_run_what_they_ran_before_there_were_features(runner: TorchRunner) -> None:
     seen = decode(runner, [GREEDY] * 64)
-    assert [name for name, _ in seen] == PLAIN
+    names = [name for name, _ in seen]
+    assert names[0].endswith("best_of_rows.default") or names[0] == PLAIN[0], (
+        "one pass over the logits, ours or torch's"
+    )
+    assert names[1:] == PLAIN[1:]
     logits, best, tokens, table = 64 * VOCAB * 4, 64 * 4, 64 * 8, 65 * 128 * 4
     expected = [
         logits + best + tokens,

@@ -37,11 +37,12 @@ struct Strips {
   int64_t bytes() const { return tiles * kTileBytes; }
 };
 
-// x · strips → sums.
+// x · strips → sums. x streams past: of many rows it would push the strips out of the first cache.
 template <int kRowTiles, int kStrips>
 void multiply(const uint16_t* x, int64_t x_stride, const Strips& strips, Ahead ahead, Sums& sums) {
   constexpr int64_t kSumBytes = sizeof(sums[0]);
   constexpr bool kLower = kRowTiles > 1, kRight = kStrips > 1;
+  constexpr auto kWhere = kLower ? _MM_HINT_T1 : _MM_HINT_T0;  // many rows: the first cache holds this pair of strips
   _tile_zero(0);
   if constexpr (kRight) _tile_zero(1);
   if constexpr (kLower) _tile_zero(2);
@@ -49,18 +50,18 @@ void multiply(const uint16_t* x, int64_t x_stride, const Strips& strips, Ahead a
   const int64_t x_bytes = x_stride * 2;
   const uint16_t* lower = x + kTileRows * x_stride;
   for (int64_t tile = 0; tile < strips.tiles; ++tile) {
-    for (int64_t line = 0; line < ahead.lines; ++line) _mm_prefetch(ahead.at + line * kLine, _MM_HINT_T0);
+    for (int64_t line = 0; line < ahead.lines; ++line) _mm_prefetch(ahead.at + line * kLine, kWhere);
     ahead.at += ahead.lines * kLine;
     const char* weight = strips.weight + tile * kTileBytes;
     _tile_loadd(6, weight, 64);
-    _tile_loadd(4, x + tile * kTileDepth, x_bytes);
+    _tile_stream_loadd(4, x + tile * kTileDepth, x_bytes);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kRight) {
       _tile_loadd(7, weight + strips.bytes(), 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (kLower) {
-      _tile_loadd(5, lower + tile * kTileDepth, x_bytes);
+      _tile_stream_loadd(5, lower + tile * kTileDepth, x_bytes);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
     }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "best.h"
 #include "buffers.h"
 #include "ops.h"
 #include "pointwise.h"
@@ -180,6 +181,14 @@ Tensor softcap_op(const Tensor& x, double cap) {
   return out;
 }
 
+std::tuple<Tensor, Tensor> best_of_rows_op(const Tensor& x) {
+  const char* op = "best_of_rows";
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, op, ": ", x.sizes(), " instead of rows of numbers");
+  Tensor best = empty({x.size(0)}, at::kFloat), places = empty({x.size(0)}, at::kLong);
+  best_of_rows(dtype_of(x, op), vectors(x, op), best.mutable_data_ptr<float>(), places.mutable_data_ptr<int64_t>());
+  return {best, places};
+}
+
 }  // namespace
 
 MINISGL_OPERATORS(m) {
@@ -199,6 +208,7 @@ MINISGL_OPERATORS(m) {
   define(m, "take_rows(Tensor table, Tensor index, float factor) -> Tensor", take_rows_op);
   define(m, "add(Tensor x, Tensor y) -> Tensor", add_op);
   define(m, "softcap(Tensor x, float cap) -> Tensor", softcap_op);
+  define(m, "best_of_rows(Tensor x) -> (Tensor, Tensor)", best_of_rows_op);
 }
 
 }  // namespace minisgl

@@ -45,6 +45,10 @@ inline Vec widen(__m256i x, bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32
 inline Vec widen(__m256i x, fp16) { return _mm512_cvtph_ps(x); }
 inline __m256i narrow(Vec x, fp16) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline __m256i narrow(Vec x, bf16) {
+#ifdef __AVX512BF16__  // which takes subnormal numbers for zeros
+  constexpr int kSubnormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask(x, kSubnormal) == 0, 1)) return (__m256i)_mm512_cvtneps_pbh(x);
+#endif
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);

@@ -28,7 +28,7 @@ PLAIN = AttentionVariant(0.3)
 WINDOW = AttentionVariant(0.3, window=37)
 ALL = AttentionVariant(0.3, window=37, softcap=1.5, sinks=True)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3}
-MIXED = [(70, 1), (5, 4), (130, 50), (33, 1)]
+MIXED = [(70, 1), (5, 4), (130, 20), (33, 1)]
 """A short chunk and a long one between decode rows."""
 
 
@@ -55,13 +55,13 @@ def test_heads_of_any_number_and_size(heads: int, kv_heads: int, dim: int) -> No
 
 
 def test_more_heads_share_a_key_than_a_tile_has() -> None:
-    assert decode_tile(130, 1, 16, 4).heads < 130 > extend_tile(130, 1, 16, 4).queries
-    check(case_of([(4, 1), (3, 2)], 16, heads=130, kv_heads=1, variants=[ALL]))
+    assert decode_tile(66, 1, 16, 4).heads < 66 > extend_tile(66, 1, 16, 4).queries
+    check(case_of([(4, 1), (3, 2)], 16, heads=66, kv_heads=1, variants=[ALL]))
 
 
 def test_long_rows_are_cut_into_splits_and_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most there are, each with a part of the keys, and those of a row dealt among few programs."""
-    rows = [(63, 1), (64, 1), (1500, 1)]
+    rows = [(64, 1), (900, 1)]
     case = case_of(rows, 16, variants=[AttentionVariant(0.3, softcap=1.5, sinks=True), replace(ALL, window=300)])
     monkeypatch.setattr(attention_decode, "_LEAST_SPLIT_TOKENS", 64)
     monkeypatch.setattr(attention_decode, "_ROW_PROGRAMS", 16)
@@ -69,15 +69,16 @@ def test_long_rows_are_cut_into_splits_and_put_together(monkeypatch: pytest.Monk
     expected = [case.attend(layer) for layer in range(2)]
     for layer in range(2):
         torch.testing.assert_close(expected[layer].double(), case.expected(layer), atol=1e-5, rtol=0)
-    monkeypatch.setattr(attention_decode, "_PROGRAMS", 18)
+    monkeypatch.setattr(attention_decode, "_PROGRAMS", 12)
     assert split_programs(len(rows), 2, 8) == 4
     for layer in range(2):
         assert torch.equal(case.attend(layer), expected[layer])
 
 
-@pytest.mark.parametrize("bad", [0.0, torch.nan])
-def test_keys_of_few_tiles_are_dealt_among_programs(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a window most parts have none. Two batches of parts, the second of two tiles; a tile that is not split."""
+def test_keys_of_few_tiles_are_dealt_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches of parts, the second of two tiles, and a tile that is not split. Under a window most parts are empty.
+    Broken values lie in the prefix and among the chunk's own.
+    """
     monkeypatch.setattr(step_metadata, "_PART_KEYS", 64)
     monkeypatch.setattr(attention_extend, "_PART_BYTES", 5 * 2 * 128 * 16 * 4)
     variants = [AttentionVariant(0.3, sinks=True), replace(ALL, window=70)]
@@ -88,12 +89,12 @@ def test_keys_of_few_tiles_are_dealt_among_programs(bad: float, monkeypatch: pyt
     batches = attention_extend.batch_parts(step.split_offsets.tolist(), 7)
     assert [(list(batch.tiles), len(batch.parts)) for batch in batches] == [([0], 5), ([1, 2], 7)]
     for place in (200, 331):
-        case.values[0][:, place, 1, 3] += bad
+        case.values[0][:, place, 1, 3] = torch.nan
     case.fill()
     for layer in range(2):
         expected, given = case.expected(layer), case.attend(layer).double()
         sound = expected.isfinite().all(-1)
-        assert sound.all() == (bad == 0.0) and not given[~sound].isfinite().all(-1).any()
+        assert sound.any() and not given[~sound].isfinite().all(-1).any()
         torch.testing.assert_close(given[sound], expected[sound], atol=2e-3, rtol=0)
 
 
@@ -127,11 +128,11 @@ def test_chunks_of_any_size_give_each_token_the_very_same_numbers() -> None:
 def test_what_is_not_finite_reaches_those_who_see_it_and_nobody_else(variant: AttentionVariant) -> None:
     """In other rows, in the scratch page, behind the end of a row, before its window, and in its own later tokens."""
     rows = [(50, 1), (40, 25), (61, 1), (0, 50)]
-    case = case_of(rows, 16, variants=[variant])
+    case = case_of(rows, 16, torch.float16, variants=[variant])
     for page in case.pool.layer(0):
         page[:] = torch.nan
     case.fill()
-    check(case)
+    check(case, 2e-3)
     for row, place in ((0, 12), (1, 12), (1, 2), (3, 33)):
         case.values[row][:, place, 1, 3] = torch.inf
         case.keys[row][:, place, 0, 2] = torch.nan
@@ -140,7 +141,7 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_nobody_else(variant: At
     sound = expected.isfinite().all(-1)
     assert sound.any() and not sound.all()
     assert not given[~sound].isfinite().all(-1).any(), "who sees it is not spared"
-    torch.testing.assert_close(given[sound], expected[sound], atol=1e-5, rtol=0)
+    torch.testing.assert_close(given[sound], expected[sound], atol=2e-3, rtol=0)
 
 
 def test_scratch_memory_that_nobody_wrote_is_not_read() -> None:
