@@ -69,6 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lease_s: float = 10.0  # how long the engine outlives its last holder
     executor: Literal["process", "inline"] = "process"  # where scheduler and worker run; inline: in the host
     max_restarts: int = 5  # restarts in a row without a finished request before the engine stays down
+    tensor_parallel: int = 1  # ranks among which the model is dealt out, each a worker process
     resume_on_restart: bool = False  # requests that outlive a death of the engine go on; else they get UNAVAILABLE
     end_server_with_stub: bool = False  # a tritonserver whose stub of ours is lost is killed: something starts it again
     step_limit_s: float = 300.0  # a step that takes longer hangs: the engine is started again; 0: it may take any time
@@ -88,6 +89,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "threads": (0, 1024),
     "lease_s": (0.0, 86400.0),
     "max_restarts": (0, 1_000_000),
+    "tensor_parallel": (1, 64),
     "step_limit_s": (0.0, 86400.0),
     "fake_step_ms": (0.0, 60_000.0),
 }
@@ -138,6 +140,11 @@ def _check_together(config: EngineConfig) -> None:
     parse_cpu_cores(config.cpu_cores)
     if config.cpu_cores and config.executor != "process":
         raise ConfigError(f"setting 'cpu_cores' needs 'executor' to be \"process\", it is {config.executor!r}")
+    if config.tensor_parallel > 1 and config.executor != "process":
+        raise ConfigError(
+            f"setting 'tensor_parallel' needs 'executor' to be \"process\" when it is {config.tensor_parallel}, "
+            f"it is {config.executor!r}"
+        )
     if config.target_itl_ms and not config.mixed:
         raise ConfigError("setting 'target_itl_ms' needs 'mixed': without it each prompt stops all running streams")
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRAC
 from minisgl_backend.actors.watchdog import Watchdog
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.actors.worker import ToWorker, WorkerActor, in_place
+from minisgl_backend.distributed.seat import Seat
 from minisgl_backend.errors import StartError
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Loading, Ready
 from minisgl_backend.messages.engine import SchedulerToText
@@ -73,10 +75,15 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
         host.put(Loading(role, line))
 
     folder = Path(settings.model_folder)
+
+    def waits() -> None:
+        say("waiting: another engine of this user takes its memory")
+
     import_torch(config, folder, say)
     token_bytes = token_bytes_of(folder)
-    with memory_turn(home.parent.parent, lambda: say("waiting: another engine of this user takes its memory")):
-        runner: StepRunner = build_runner(config, folder, rank, say, token_bytes)
+    seat = Seat(rank, len(settings.placement.workers), settings.ranks_memory, home / "meeting")
+    with memory_turn(home.parent.parent, waits) if rank == 0 else nullcontext():  # rank 0 has it for all
+        runner: StepRunner = build_runner(config, folder, seat, say, token_bytes)
         runner.warm_up()  # what it counted on is taken then
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)
     try:

@@ -24,11 +24,12 @@ class GlooGroup:
         """meeting: a file that all ranks name, and that is there for nobody else. Waits for all ranks."""
         self.rank = rank
         self.ranks = ranks
-        store = dist.FileStore(str(meeting), ranks)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        torch_dist: Any = dist  # half of what it has is in no stub
+        gloo = torch_dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=timeout_s)
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, ranks, options)  # its calls have no type stubs
+        self._gloo: Any = gloo(torch_dist.FileStore(str(meeting), ranks), rank, ranks, options)
 
     def add_up(self, x: Tensor) -> Tensor:
         """See RankGroup. Gloo adds half precision in half precision: what is narrower is widened before."""

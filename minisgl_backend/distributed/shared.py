@@ -7,28 +7,16 @@ goes with the last of them. Its calls can be recorded.
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
+from minisgl_backend.distributed.seat import memory_bytes
 from minisgl_backend.kernels.native.library import Library
 
-_SLOT_BYTES = 1 << 20
-"""More goes in pieces. 64 rows of a model with vectors of 8,192 numbers in bf16 go at once."""
-
-_MAILBOX_BYTES = 128  # exchange.h
 PATIENCE_S = 600.0
 """With a rank that does not come. It ends long before: the host ends a group of which one rank is lost, and one whose
 step takes too long (setting `step_limit_s`).
 """
-
-
-def make_memory(ranks: int) -> int:
-    """A file descriptor of fresh memory for so many ranks, to be inherited by them. The caller closes it."""
-    descriptor = os.memfd_create("minisgl-ranks", 0)
-    os.ftruncate(descriptor, _size_bytes(ranks))
-    return descriptor
 
 
 class SharedGroup:
@@ -37,12 +25,12 @@ class SharedGroup:
     def __init__(
         self, library: Library, rank: int, ranks: int, descriptor: int, patience_s: float = PATIENCE_S
     ) -> None:
-        """descriptor: of make_memory; it may be closed afterwards. Waits for nobody."""
+        """descriptor: of seat.make_memory; it may be closed afterwards. Waits for nobody."""
         self.rank = rank
         self.ranks = ranks
         self._ops = library.ops
         path = f"/proc/self/fd/{descriptor}"
-        self._memory = torch.from_file(path, shared=True, size=_size_bytes(ranks), dtype=torch.uint8)
+        self._memory = torch.from_file(path, shared=True, size=memory_bytes(ranks), dtype=torch.uint8)
         self._where = (self._memory, rank, ranks, patience_s)
 
     def add_up(self, x: Tensor) -> Tensor:
@@ -62,7 +50,3 @@ class SharedGroup:
 
     def close(self) -> None:
         """See RankGroup: the memory goes with its last mapping."""
-
-
-def _size_bytes(ranks: int) -> int:
-    return ranks * (_MAILBOX_BYTES + 2 * _SLOT_BYTES)

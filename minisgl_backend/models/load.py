@@ -30,9 +30,10 @@ from minisgl_backend.models.files import is_gguf
 from minisgl_backend.models.gguf_tensors import GgufTensors
 from minisgl_backend.models.packed_file import PackedInMemory, PackedStore, open_packed, packed_path
 from minisgl_backend.models.quantization import check_quantization
+from minisgl_backend.models.ranks import Share, check_ranks, share_of
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.rope import RopeSpec
-from minisgl_backend.models.sharding import Share, SharedTensors, check_ranks, share_of
+from minisgl_backend.models.sharding import SharedTensors
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
 from minisgl_backend.models.weight_files import weight_files

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl_backend.config import EngineConfig
-from minisgl_backend.errors import ConfigError
+from minisgl_backend.distributed.seat import ALONE, Seat
 from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import cache_folder
@@ -28,18 +28,17 @@ _PACKED_DTYPES = {"auto": "*", "bf16": "bfloat16", "fp32": "float32"}  # the set
 def build_runner(
     config: EngineConfig,
     folder: Path,
-    rank: int = 0,
+    seat: Seat = ALONE,
     progress: Progress = lambda line: None,
     token_bytes: TokenBytes = tuple,
 ) -> StepRunner:
-    """Opens the device, loads the weights and sizes the KV pool.
+    """Opens the device, loads the weights (of one of several ranks, its part) and sizes the KV pool.
 
+    seat: which rank this is. All ranks build at the same time: they wait for one another.
     progress: gets one line per stage, for the operator. Also sets the threads of torch's CPU kernels in this process.
     token_bytes: gives of each id what it adds to the text; without it no sequence can have a grammar.
     Raises StartError: a wrong setting, a model that can not run, no room for one page.
     """
-    if rank != 0:
-        raise ConfigError(f"rank {rank}: this version runs one rank")
     spec, context_tokens = read_model_spec(folder), context_limit(config, folder)
     if config.device == "fake":
         from minisgl_backend.worker.fake import build_fake_runner
@@ -49,7 +48,7 @@ def build_runner(
     import_torch(config, folder, progress)
     from minisgl_backend.worker.torch_runner import build_torch_runner
 
-    return build_torch_runner(config, spec, folder, context_tokens, progress, token_bytes)
+    return build_torch_runner(config, spec, folder, context_tokens, progress, token_bytes, seat)
 
 
 def import_torch(config: EngineConfig, folder: Path, progress: Progress) -> None:

@@ -15,6 +15,10 @@ from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import PHASES, EngineConfig, parse_attention
 from minisgl_backend.device.device import Device
 from minisgl_backend.device.staging import Upload
+from minisgl_backend.distributed.gloo import GlooGroup
+from minisgl_backend.distributed.group import RankGroup
+from minisgl_backend.distributed.seat import Seat
+from minisgl_backend.distributed.shared import SharedGroup
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kernels.interface import Kernels
 from minisgl_backend.kernels.native.build import BuildFailed
@@ -60,6 +64,19 @@ class KernelChoice:
         from minisgl_backend.sampling.triton_draw import TritonDraw  # a gigabyte of compiler
 
         return TritonDraw(upload)
+
+    def group(self, seat: Seat) -> RankGroup | None:
+        """How this rank meets the others; None: there are none. Waits for them. Raises ConfigError."""
+        if seat.ranks == 1:
+            return None
+        if self.device.torch_device.type != "cpu":
+            raise ConfigError(
+                f"setting 'tensor_parallel' is {seat.ranks}, but this version deals models out among processes on a "
+                f"CPU alone, and the device is {self.device.name}"
+            )
+        if self.library is None:
+            return GlooGroup(seat.rank, seat.ranks, seat.meeting)
+        return SharedGroup(self.library, seat.rank, seat.ranks, seat.memory)
 
     def load(self) -> LoadKernels:
         """For load_model."""

@@ -17,6 +17,8 @@ from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.device.host_peak import HostPeak
 from minisgl_backend.device.staging import Staging, Upload
 from minisgl_backend.device.streams import Later
+from minisgl_backend.distributed.group import RankGroup
+from minisgl_backend.distributed.seat import ALONE, Seat
 from minisgl_backend.errors import ConfigError
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.kvpool.sizing import pages_in, useful_pages
@@ -30,7 +32,9 @@ from minisgl_backend.sampling.draw import PrepareDraw, TorchDraw
 from minisgl_backend.sampling.grammar import GrammarSlots
 from minisgl_backend.sampling.logprobs import describe_sampled
 from minisgl_backend.sampling.masks import Rows, TokenMasks
+from minisgl_backend.sampling.no_grammars import NoGrammars
 from minisgl_backend.worker.decode_graphs import DecodeGraphs
+from minisgl_backend.worker.first_draws import FirstDraws
 from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
 from minisgl_backend.worker.pending import PendingStep, Told
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
@@ -68,12 +72,13 @@ class TorchRunner:
         max_running: int,
         context_tokens: int,
         token_budget: int,
-        grammars: GrammarSlots,
+        grammars: GrammarSlots | NoGrammars,
         draw: Callable[[Upload], PrepareDraw] = torch_draw,
         activation_bytes: int = 0,
+        group: RankGroup | None = None,
     ) -> None:
         """draw: of what the runner sends arrays with, who draws the tokens. activation_bytes: what the largest step may
-        take beside all this, which the warm-up makes sure of.
+        take beside all this, which the warm-up makes sure of. group: the ranks that have the other parts of the model.
         """
         self._model = model
         self._device = device
@@ -87,7 +92,10 @@ class TorchRunner:
         self._grammars = grammars
         self._streams = device.streams
         self._staging = Staging(device.streams)
-        self._prepare_draw = draw(self._staging.upload)
+        self._group = group
+        self._tells = group is None or group.rank == 0
+        drawing = draw(self._staging.upload)
+        self._prepare_draw = drawing if group is None else FirstDraws(drawing, group)
         self._slots = self._fresh_slots()
         self._undrawn: tuple[Rows, PendingStep] | None = None  # the step whose tokens the grammars have not heard of
         self._spoilt = SpoiltSlots(max_running)
@@ -119,6 +127,8 @@ class TorchRunner:
         try:
             return self._launch(plan)
         except (torch.OutOfMemoryError, MemoryError) as error:  # of any other error nobody knows what it left behind
+            if self._group is not None:  # nor does a rank know how far the others came
+                raise
             return self._spoilt.failed(plan, f"out of memory: {error}".splitlines()[0])
 
     def run(self, plan: BatchPlan) -> StepResult:
@@ -138,6 +148,8 @@ class TorchRunner:
         self._grammars.close()
         if self._graphs is not None:
             self._graphs.close()
+        if self._group is not None:
+            self._group.close()
         del self._model, self._graphs, self._attention, self._pool, self._slots
 
     @torch.inference_mode()
@@ -167,7 +179,7 @@ class TorchRunner:
             logits, prompts = forward.value
             chosen = draw_tokens(logits)
             self._slots.store(tensors.places, chosen)
-            if (parameters.logprobs < 0).all():
+            if (parameters.logprobs < 0).all() or not self._tells:
                 return chosen, ((), prompts)
             return chosen, (describe_sampled(logits, chosen, parameters.logprobs, positions), prompts)
 
@@ -273,9 +285,10 @@ def build_torch_runner(
     context_tokens: int,
     progress: Callable[[str], None],
     token_bytes: Callable[[], Sequence[bytes]],
+    seat: Seat = ALONE,
 ) -> TorchRunner:
     """See build_runner."""
-    grammars = GrammarSlots(token_bytes, spec.vocab_size)
+    grammars = GrammarSlots(token_bytes, spec.vocab_size) if seat.rank == 0 else NoGrammars()
     grammars.warm()
     device = open_device(config.device, config.threads)
     dtype = resolve_dtype(device, config.dtype, getattr(torch, spec.dtype))
@@ -286,9 +299,12 @@ def build_torch_runner(
     if dtype == torch.float16 and spec.dtype == "bfloat16":
         progress("warning: a bf16 model in fp16 can overflow, and requests then fail; dtype auto or bf16 does not")
     with torch.inference_mode():
+        group = kernels.group(seat)
         host_peak = HostPeak()
-        with_kernels = kernels.load()
-        model = load_model(spec, folder, device.torch_device, dtype, context_tokens, config.quantization, with_kernels)
+        model = load_model(
+            spec, folder, device.torch_device, dtype, context_tokens, config.quantization, kernels.load(), group
+        )
+        spec = model.spec  # of this rank's part
         progress(_weights_line(weight_bytes(model), host_peak.bytes()))
         variants = attention_variants(spec)
         shape = KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype)
@@ -309,10 +325,11 @@ def build_torch_runner(
                 grammars=grammars,
                 draw=kernels.draw,
                 activation_bytes=activation_bytes,
+                group=group,
             )
 
         quiet = replace(kernels, progress=lambda line: None)
-        num_pages, peak = _choose_pages(config, shape, device, context_tokens, lambda: runner(0, 0, quiet))
+        num_pages, peak = _choose_pages(config, shape, device, context_tokens, seat.ranks, lambda: runner(0, 0, quiet))
         size = num_pages * shape.bytes_per_page(config.page_size) // _MIB
         progress(f"{num_pages} KV pages of {config.page_size} tokens, {size} MiB")
         if line := _windows_line(spec, shape, context_tokens):
@@ -344,12 +361,17 @@ def _weights_line(weights: int, peak: int | None) -> str:
 
 
 def _choose_pages(
-    config: EngineConfig, shape: KvShape, device: Device, context_tokens: int, scratch: Callable[[], TorchRunner]
+    config: EngineConfig,
+    shape: KvShape,
+    device: Device,
+    context_tokens: int,
+    ranks: int,
+    scratch: Callable[[], TorchRunner],
 ) -> tuple[int, int]:
     """Pages of the pool, by the setting or by what the device can spare beside weights, activations and recordings.
     Also what activations were reckoned at, in bytes; 0 with the setting, and where nobody meters them.
 
-    scratch: makes a runner that has no page but the scratch page.
+    ranks: that take their share of the device's memory. scratch: makes a runner that has no page but the scratch page.
     """
     page_bytes = shape.bytes_per_page(config.page_size)
     if config.kv_bytes:
@@ -363,4 +385,6 @@ def _choose_pages(
     budget = device.kv_pool_bytes(
         utilization=config.gpu_memory_utilization, peak_bytes=peak + held, useful_bytes=useful_bytes
     )
+    if budget < useful_bytes:  # it is what can be spared, and all look at the same memory
+        budget //= ranks
     return pages_in(budget, page_bytes, source=f"the free memory of {device.name}"), peak

@@ -13,6 +13,7 @@ from fakes.forward import load, logits_of
 from fakes.plans import Planner
 from fakes.tiny_model import make_tiny_llama
 from minisgl_backend.config import resolve_config
+from minisgl_backend.distributed.seat import ALONE
 from minisgl_backend.messages.plan import NO_TOKEN
 from minisgl_backend.worker.build import build_runner
 
@@ -33,7 +34,7 @@ def wide(tmp_path: Path) -> Path:
 def first_token(folder: Path, dtype: str) -> tuple[int, list[str]]:
     """Of the greedy answer to PROMPT, and what the operator was told."""
     told: list[str] = []
-    runner = build_runner(resolve_config({**SETTINGS, "dtype": dtype}), folder, 0, told.append)
+    runner = build_runner(resolve_config({**SETTINGS, "dtype": dtype}), folder, ALONE, told.append)
     planner = Planner(16, runner.num_pages)
     planner.admit(0, PROMPT)
     (token,) = runner.run(planner.plan([(0, len(PROMPT))])).tokens

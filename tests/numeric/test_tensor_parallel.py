@@ -1,6 +1,6 @@
 """A model dealt out to several ranks against the same model on one: logits of every family, and what it costs.
 
-The ranks are threads here, which exchange tensors themselves; tests/sim and tests/e2e have real processes.
+The ranks are threads here, which exchange tensors themselves, but for the last test, which has real processes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from fakes.rank_threads import ThreadGroup, on_ranks
 from fakes.tiny_model import make_tiny_llama
 from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.errors import ConfigError
+from minisgl_backend.llm import LLM
 from minisgl_backend.models.folder import read_model_spec
-from minisgl_backend.models.sharding import check_ranks
+from minisgl_backend.models.ranks import check_ranks
+from minisgl_backend.text.parameters import SamplingParams
 
 TOLERANCE = 1e-4
 TOKENS = torch.randint(0, 320, (60,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -90,3 +92,28 @@ def test_quantised_weights_are_not_dealt_out_and_the_refusal_says_so(tmp_path: P
     spec = read_model_spec(make_tiny_llama(tmp_path))
     with pytest.raises(ConfigError, match="'tensor_parallel' is 2, but 'quantization' is"):
         check_ranks(spec, 2, quantization)  # type: ignore[arg-type]
+
+
+ASKED = (
+    SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=40, temperature=1.0, seed=5, ignore_eos=True),
+    SamplingParams(max_tokens=20, temperature=0.7, seed=9, top_k=20, n=3, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=1.0, seed=3, structured_outputs={"regex": "[ab ]{20,25}"}),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "kernels"), [(2, "auto"), (4, "torch")], ids=["shared memory", "gloo"])
+def test_an_engine_of_several_processes_gives_the_answers_of_one(tmp_path: Path, ranks: int, kernels: str) -> None:
+    """Greedy, seeded, several answers, logprobs, a form; twice, so that the second time prompts are in the cache."""
+    folder = make_tiny_llama(tmp_path)
+    settings = {"model": folder, "device": "cpu", "dtype": "fp32", "context_tokens": 256, "kernels": kernels}
+    answers = []
+    for tensor_parallel in (1, ranks):
+        with LLM(**settings, executor="process", tensor_parallel=tensor_parallel) as llm:
+            for _ in range(2):
+                answers.append([answer.samples for answer in llm.generate(["the cat and the hat"] * 5, list(ASKED))])
+    alone = [[(sample.text, sample.token_ids) for sample in samples] for samples in answers[0]]
+    for other in answers[1:]:
+        assert [[(sample.text, sample.token_ids) for sample in samples] for samples in other] == alone

@@ -189,6 +189,32 @@ def test_a_part_that_is_killed_or_stopped_is_answered_within_two_seconds_and_com
     client.link.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_lost_takes_its_group_along_and_all_come_back(
+    slow: EngineConfig, number: signal.Signals
+) -> None:
+    client = Client(structs.replace(slow, tensor_parallel=2))
+    ids = {client.submit("the cat", max_tokens=LONG) for _ in range(4)}
+    client.outputs.get(timeout=PATIENCE_S)
+    before = _stats(client.config)
+    assert [role for role, _ in before.pids] == ["scheduler", "worker-0", "worker-1"]
+    os.kill(_pid(before, "worker-1"), number)
+    ends = [client.terminal() for _ in ids]
+    assert all(isinstance(end, Failed) and end.status is Status.UNAVAILABLE for end in ends)
+    client.until(EngineState.RESTARTING)
+    client.until(EngineState.READY)
+    client.submit("the cat")
+    assert isinstance(client.terminal(), Finished)
+    assert not any(psutil.pid_exists(pid) for _, pid in before.pids)
+    client.link.close()
+
+
+def test_heads_that_can_not_be_dealt_out_end_the_start_with_the_degrees_that_work(config: EngineConfig) -> None:
+    with pytest.raises(StartError, match=r"'tensor_parallel' is 3, but 4 query heads .* takes 1, 2, 4") as caught:
+        Client(structs.replace(config, tensor_parallel=3))
+    assert caught.value.exit_code == ConfigError.exit_code
+
+
 def test_a_step_that_hangs_is_answered_written_down_and_the_engine_starts_again(config: EngineConfig) -> None:
     client = Client(structs.replace(config, fake_step_ms=60_000.0, step_limit_s=0.5))
     before = _stats(client.config)

@@ -16,8 +16,11 @@ from minisgl_backend.actors.worker import Compute, in_thread
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.machine import read_machine
 from minisgl_backend.device.placement import place
+from minisgl_backend.distributed.seat import ALONE
 from minisgl_backend.messages.plan import BatchPlan
+from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
+from minisgl_backend.models.ranks import check_ranks
 from minisgl_backend.scheduler.limits import Limits
 from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.runner import Launched, StepRunner
@@ -26,7 +29,9 @@ from minisgl_backend.worker.runner import Launched, StepRunner
 def make_executor(config: EngineConfig, folder: Path, run_dir: Path) -> Executor:
     """folder: of the model. Raises StartError: it is one we do not run, or a wrong setting."""
     inline = config.executor == "inline"
-    placement = place(read_machine(), threads=config.threads, cpu_cores=config.cpu_cores, inline=inline)
+    ranks = config.tensor_parallel
+    check_ranks(read_model_spec(folder), ranks, config.quantization)
+    placement = place(read_machine(), threads=config.threads, cpu_cores=config.cpu_cores, ranks=ranks, inline=inline)
     context_tokens = context_limit(config, folder)
     trace_file = begin_trace(config.step_trace)
     if not inline:
@@ -65,7 +70,7 @@ def _inline_rank(config: EngineConfig, folder: Path) -> Callable[[Say], Rank]:
     def build(say: Say) -> Rank:
         from minisgl_backend.worker.build import build_runner
 
-        runner = build_runner(config, folder, 0, say, token_bytes_of(folder))
+        runner = build_runner(config, folder, ALONE, say, token_bytes_of(folder))
         runner.warm_up()
         return _RunnerRank(runner)
 

@@ -31,6 +31,7 @@ from minisgl_backend.actors.stopped import PATIENCE_S, until_stopped
 from minisgl_backend.actors.wire import WireInbox, WireOutlet
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement
+from minisgl_backend.distributed.seat import make_memory
 from minisgl_backend.messages.control import Begin, Broken, FromChild, Halt, Late, Loading, Ready
 from minisgl_backend.messages.engine import Probe, SchedulerToText, TextToScheduler
 
@@ -52,6 +53,7 @@ class GroupSettings(msgspec.Struct, frozen=True):
     config: EngineConfig
     model_folder: str
     placement: Placement  # a worker for each rank
+    ranks_memory: int = -1  # descriptor of what they share, the same in all; -1: there is one rank
 
 
 class ProcessExecutor:
@@ -69,9 +71,12 @@ class ProcessExecutor:
         home = self._run_dir / f"g{generation}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(mode=0o700)
-        (home / "engine.json").write_bytes(msgspec.json.encode(self._settings))
+        ranks = len(self._settings.placement.workers)
+        memory = make_memory(ranks) if ranks > 1 else -1
+        settings = msgspec.structs.replace(self._settings, ranks_memory=memory)
+        (home / "engine.json").write_bytes(msgspec.json.encode(settings))
         context = zmq.asyncio.Context()
-        members = _Members(home, self._settings, context)
+        members = _Members(home, settings, context)
         try:
             async with asyncio.TaskGroup() as tasks:
                 group = await members.start(tasks, say, self._context_tokens)
@@ -84,6 +89,8 @@ class ProcessExecutor:
             await asyncio.shield(members.stop())
             context.destroy(linger=0)
             shutil.rmtree(home, ignore_errors=True)
+            if memory >= 0:
+                os.close(memory)
 
 
 class _Members:
@@ -102,6 +109,7 @@ class _Members:
             context, home / "host", SchedulerToText | FromChild, CAPACITY
         )
         self._outlets: dict[str, WireOutlet[TextToScheduler | Begin | Halt]] = {}
+        self._inherited = (settings.ranks_memory,) if settings.ranks_memory >= 0 else ()
 
     async def start(self, tasks: asyncio.TaskGroup, say: Say, context_tokens: int) -> Group:
         for line in self._settings.placement.lines:
@@ -109,7 +117,7 @@ class _Members:
         for role in self._roles:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL, env=self._environment(role),
+                stdin=asyncio.subprocess.DEVNULL, env=self._environment(role), pass_fds=self._inherited,
             )  # fmt: skip
             self._processes[role] = process
             tasks.create_task(self._watch(role, process))

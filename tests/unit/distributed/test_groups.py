@@ -18,7 +18,8 @@ from torch import Tensor
 
 from minisgl_backend.distributed.gloo import GlooGroup
 from minisgl_backend.distributed.group import RankGroup
-from minisgl_backend.distributed.shared import _SLOT_BYTES, SharedGroup, make_memory
+from minisgl_backend.distributed.seat import SLOT_BYTES, make_memory
+from minisgl_backend.distributed.shared import SharedGroup
 from minisgl_backend.kernels.native.library import Library, open_library
 from minisgl_backend.kernels.native.recording import record
 from minisgl_backend.models.locate import cache_folder
@@ -111,8 +112,8 @@ def test_what_rank_0_has_is_on_all(open_group: OpenGroup, dtype: torch.dtype) ->
 
 
 def test_more_than_a_slot_holds_goes_in_pieces(library: Library, memory: Callable[[int], int]) -> None:
-    count = 5 * _SLOT_BYTES // 4 // 2 + 3
-    width = _SLOT_BYTES // 4 + 11
+    count = 5 * SLOT_BYTES // 4 // 2 + 3
+    width = SLOT_BYTES // 4 + 11
 
     def work(group: RankGroup) -> tuple[Tensor, Tensor, Tensor]:
         own = numbers(group.rank, 3, width)
@@ -156,7 +157,8 @@ def test_a_recording_goes_through_as_many_rounds_as_it_is_replayed(
 
 _ALONE = """
 import torch
-from minisgl_backend.distributed.shared import SharedGroup, make_memory
+from minisgl_backend.distributed.seat import make_memory
+from minisgl_backend.distributed.shared import SharedGroup
 from minisgl_backend.kernels.native.library import open_library
 from minisgl_backend.models.locate import cache_folder
 library = open_library(cache_folder())

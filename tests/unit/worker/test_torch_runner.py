@@ -20,6 +20,7 @@ from fakes.random_model import write_random_llama
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.config import resolve_config
 from minisgl_backend.device.cpu import CpuDevice
+from minisgl_backend.distributed.seat import ALONE
 from minisgl_backend.errors import ConfigError, ModelUnsupported
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant, StepResult
@@ -224,7 +225,7 @@ def test_no_room_for_one_page_is_refused(folder: Path, monkeypatch: pytest.Monke
 
 def test_the_build_says_what_it_does(folder: Path) -> None:
     lines: list[str] = []
-    build_runner(resolve_config({"device": "cpu", "dtype": "bf16", "threads": 1}), folder, 0, lines.append)
+    build_runner(resolve_config({"device": "cpu", "dtype": "bf16", "threads": 1}), folder, ALONE, lines.append)
     assert lines[0].startswith("loading weights on cpu (") and " in bfloat16" in lines[0]
     assert lines[1].startswith("weights: ") and "at the peak of loading" in lines[1]
     assert "KV pages of 16 tokens" in lines[2]
@@ -238,7 +239,7 @@ def test_the_build_says_what_is_kept_of_layers_that_no_longer_see_it(tmp_path: P
     for context, expected in [(128, [f"2 of 3 layers see the last 48 tokens; {kept}"]), (48, [])]:
         lines: list[str] = []
         settings = {"device": "cpu", "dtype": "fp32", "threads": 1, "context_tokens": context}
-        build_runner(resolve_config(settings), folder, 0, lines.append)
+        build_runner(resolve_config(settings), folder, ALONE, lines.append)
         assert [line for line in lines if "layers" in line] == expected
 
 
@@ -251,9 +252,7 @@ def test_threads_are_set_from_the_settings(folder: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_another_rank_and_a_wrong_folder_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rank 1: this version runs one rank"):
-        build_runner(resolve_config({"device": "cpu"}), folder, 1)
+def test_a_wrong_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelUnsupported, match="no config"):
         build(tmp_path)
 
