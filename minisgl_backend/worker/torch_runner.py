@@ -35,7 +35,7 @@ from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
 from minisgl_backend.worker.pending import PendingStep, Told
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
 from minisgl_backend.worker.runner import Launched
-from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
+from minisgl_backend.worker.scratch_plans import largest_plan, prompt_plans, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
 from minisgl_backend.worker.step_columns import StepColumns
@@ -99,11 +99,16 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Recordings, a prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
+        """Recordings, a prompt, then chunks and decode rows together, greedy and sampled, on a GPU prompts of many
+        lengths; all on the scratch page.
+        """
         assert self._last_step == 0, "warm-up after the first plan"
         if self._graphs is not None:
             self._graphs.warm_up()
-        for plan in warm_up_plans(*self._scratch_shape()):
+        plans = warm_up_plans(*self._scratch_shape())
+        if self._device.capability > (0, 0):
+            plans += prompt_plans(*self._scratch_shape()[1:])
+        for plan in plans:
             _result_of(self._launch(plan))
         self._undrawn = None
         self._device.reserve_memory(self._activation_bytes)
