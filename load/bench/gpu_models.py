@@ -127,6 +127,7 @@ class DeviceRandom:
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
         self._shapes = dict(expected_tensors(spec))
+        self._places = {name: place for place, name in enumerate(self._shapes)}
         self._device = device
         self._dtype = dtype
         self._seed = seed
@@ -139,8 +140,7 @@ class DeviceRandom:
         values = torch.empty(shape, dtype=self._dtype, device=self._device)
         if self._device.type == "meta":
             return values
-        place = list(self._shapes).index(name)
-        generator = torch.Generator(self._device).manual_seed(self._seed * 1_000_003 + place)
+        generator = torch.Generator(self._device).manual_seed(self._seed * 1_000_003 + self._places[name])
         if len(shape) > 1:  # activations keep their size through the layers
             return values.normal_(0.0, shape[-1] ** -0.5, generator=generator)
         return values.normal_(1.0, 0.1, generator=generator)

@@ -112,8 +112,8 @@ def _line(entry: Mapping[str, Any]) -> str:
     return f"{entry['name']} ({entry['seconds']} s) {json.dumps(values, default=str) if values else ''}"
 
 
-ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Of one number, relative to it, with room for the order of sums in fp32."""
+ROUNDING = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of one number, relative to it, with room for the order of sums in fp32 and for a GPU's exp and rsqrt."""
 
 
 def compare(got: Tensor, expected: Tensor, *, rms: float, most: float) -> dict[str, float]:

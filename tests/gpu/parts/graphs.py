@@ -19,8 +19,10 @@ from tests.gpu.checks import Failed, Found, Place, Report, equal
 
 SAMPLED = Sampling(temperature=0.9, top_k=0, top_p=0.95, seed=7, sample_index=0, min_p=0.01)
 
-AGREEMENT = 0.95
-"""Least share of equal tokens in 16 bits, where a rounding can turn one, and with it all after it. In fp32: all."""
+AGREEMENT = 0.3
+"""Least share of equal tokens in 16 bits: other numbers of rows may take another kernel of the library of products, a
+rounding then turns one of random logits, and with it all after it. In fp32: all.
+"""
 
 
 def run(report: Report, place: Place) -> None:
