@@ -17,6 +17,7 @@ from minisgl_backend.attention.gpu_backend import GpuAttention
 from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.step_metadata import Ints
 from minisgl_backend.attention.triton_phases import TritonChunks, TritonDecode
+from minisgl_backend.config import Quantization
 from minisgl_backend.kernels.gpu.kernels import TritonKernels
 from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.models.decoder import Decoder
@@ -157,7 +158,13 @@ def triton_attention(pool: PagedKvPool, variants: Sequence[AttentionVariant], he
     return GpuAttention(pool, variants, chunks=chunks, decode=decode, upload=upload)
 
 
-def build_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, context_tokens: int) -> Decoder:
+def build_model(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_tokens: int,
+    quantization: Quantization = "none",
+) -> Decoder:
     """With random weights and our Triton kernels."""
     source = DeviceRandom(spec, device, dtype)
-    return build_decoder(spec, source, device, dtype, context_tokens, kernels=TritonKernels())
+    return build_decoder(spec, source, device, dtype, context_tokens, quantization, TritonKernels())
