@@ -38,6 +38,11 @@ class Place:
         return tuple(dtype for dtype in served if self.only in (None, dtype))
 
     @property
+    def two_dtypes(self) -> tuple[torch.dtype, ...]:
+        """fp32 and, on a GPU, bf16: of engines, which are slow to interpret."""
+        return tuple(dtype for dtype in self.dtypes if dtype == torch.float32 or dtype == torch.bfloat16)
+
+    @property
     def half(self) -> torch.dtype:
         return torch.float16 if self.dry else torch.bfloat16
 

@@ -28,10 +28,11 @@ rounding then turns one of random logits, and with it all after it. In fp32: all
 def run(report: Report, place: Place) -> None:
     names = place.pick((("qwen3-0.6b", 6), ("tiny-moe", 2)), (("tiny", 1), ("tiny-moe", 1)))
     for name, layers in names:
-        for dtype in (torch.float32, place.half) if not place.dry else (torch.float32,):
+        for dtype in place.two_dtypes:
             what = f"{name} {str(dtype).removeprefix('torch.')}"
             report.check(f"recorded = not recorded, {what}", partial(_check, place, name, layers, dtype), needs_s=5)
-    report.check("a context that grows to its end", partial(_check_to_the_end, place), needs_s=3)
+    if torch.float32 in place.two_dtypes:
+        report.check("a context that grows to its end", partial(_check_to_the_end, place), needs_s=3)
 
 
 def _check(place: Place, name: str, layers: int, dtype: torch.dtype) -> Found:
