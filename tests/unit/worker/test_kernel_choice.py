@@ -59,7 +59,7 @@ def test_a_model_that_native_attention_does_not_serve_is_served_by_torchs_and_to
     lines: list[str] = []
     choice = choose(lines)
     assert isinstance(choice.attention(pool(8), VARIANTS, 2), TorchAttention)
-    assert "head_dim is 8" in lines[-1]
+    assert "so decode steps are not recorded" in lines[-1] and "head_dim is 8" in lines[-1]
     with pytest.raises(ConfigError, match="setting 'attention' is native, but head_dim is 8"):
         choose([], attention="native").attention(pool(8), VARIANTS, 2)
 
