@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fakes.attention_backends import native_library
-from fakes.family_cases import FAMILY_CASES
 from fakes.gguf_model import matrices_as, write_gguf
 from fakes.random_model import write_random_llama
 from minisgl_backend.config import Quantization
@@ -224,7 +223,9 @@ def test_of_a_gguf_file_that_stays_as_it_is_only_quantised_weights_are_torchs(
 
 
 def test_experts_are_torchs_and_it_is_said_so(tmp_path: Path) -> None:
-    model, said = load(FAMILY_CASES["qwen3_moe"].write(tmp_path / "model"), tmp_path)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    named = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    model, said = load(write_random_llama(tmp_path / "model", **named, **experts), tmp_path)
     assert said == ["experts are multiplied by torch, so decode steps are not recorded"]
     assert isinstance(model.layers[0].attention.o, NativeLinear)
 
