@@ -17,6 +17,7 @@ from minisgl_backend.attention.gpu_backend import GpuAttention
 from minisgl_backend.attention.interface import AttentionVariant
 from minisgl_backend.attention.step_metadata import Ints
 from minisgl_backend.attention.triton_phases import TritonChunks, TritonDecode
+from minisgl_backend.config import Quantization
 from minisgl_backend.kernels.gpu.kernels import TritonKernels
 from minisgl_backend.kvpool.paged import PagedKvPool
 from minisgl_backend.models.decoder import Decoder
@@ -127,6 +128,7 @@ class DeviceRandom:
 
     def __init__(self, spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0) -> None:
         self._shapes = dict(expected_tensors(spec))
+        self._places = {name: place for place, name in enumerate(self._shapes)}
         self._device = device
         self._dtype = dtype
         self._seed = seed
@@ -139,8 +141,7 @@ class DeviceRandom:
         values = torch.empty(shape, dtype=self._dtype, device=self._device)
         if self._device.type == "meta":
             return values
-        place = list(self._shapes).index(name)
-        generator = torch.Generator(self._device).manual_seed(self._seed * 1_000_003 + place)
+        generator = torch.Generator(self._device).manual_seed(self._seed * 1_000_003 + self._places[name])
         if len(shape) > 1:  # activations keep their size through the layers
             return values.normal_(0.0, shape[-1] ** -0.5, generator=generator)
         return values.normal_(1.0, 0.1, generator=generator)
@@ -157,7 +158,13 @@ def triton_attention(pool: PagedKvPool, variants: Sequence[AttentionVariant], he
     return GpuAttention(pool, variants, chunks=chunks, decode=decode, upload=upload)
 
 
-def build_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype, context_tokens: int) -> Decoder:
+def build_model(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    context_tokens: int,
+    quantization: Quantization = "none",
+) -> Decoder:
     """With random weights and our Triton kernels."""
     source = DeviceRandom(spec, device, dtype)
-    return build_decoder(spec, source, device, dtype, context_tokens, kernels=TritonKernels())
+    return build_decoder(spec, source, device, dtype, context_tokens, quantization, TritonKernels())

@@ -23,6 +23,7 @@ from minisgl_backend.kernels.gpu.flashinfer import FlashInfer, load_flashinfer
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.model import Model
 from minisgl_backend.sampling.grammar import GrammarSlots
+from minisgl_backend.sampling.triton_draw import TritonDraw
 from minisgl_backend.worker.attention_choice import choose_gpu_attention
 from minisgl_backend.worker.decode_graphs import DecodeGraphs
 from minisgl_backend.worker.torch_runner import TorchRunner, attention_variants
@@ -126,6 +127,7 @@ class Stand:
             context_tokens=self.context_tokens,
             token_budget=token_budget,
             grammars=GrammarSlots(tuple, self.spec.vocab_size),
+            draw=TritonDraw,
         )
         runner.warm_up()
         return runner

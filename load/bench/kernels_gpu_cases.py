@@ -20,10 +20,15 @@ from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.device.device import open_device
 from minisgl_backend.kernels.gpu.kernels import TritonKernels
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton
+from minisgl_backend.kernels.gpu.sampling import sample_rows
 from minisgl_backend.kernels.interface import HeadPreparation, Rotation
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, mix_experts_reference
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.sampling.device_columns import device_columns
+from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.sampler import sample_tokens
 
 _SILU = ExpertActivation("silu")
 
@@ -62,8 +67,20 @@ def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Maker]:
     for tokens in (5,) if small else (1, 8, 64, 4096):
         experts = (6, 2, 40, 24) if small else (128, 8, 2048, 768)
         yield Maker(f"experts {tokens} of {experts}", partial(cases.experts, tokens, *experts))
+    for rows in (3,) if small else (1, 64, 256):
+        vocab = 300 if small else 151936
+        for name, sampling in _SAMPLINGS.items():
+            yield Maker(f"draw {name} {rows} x {vocab}", partial(cases.draw, rows, vocab, sampling))
     for shape in _SMALL_ATTENTION if small else _ATTENTION:
         yield Maker(f"attention {shape}", partial(cases.attention, shape))
+
+
+_SAMPLINGS = {
+    "greedy": GREEDY,
+    "of all": Sampling(temperature=0.8, top_k=0, top_p=1.0, seed=1, sample_index=0),
+    "top_k, top_p": Sampling(temperature=0.8, top_k=50, top_p=0.9, seed=1, sample_index=0),
+    "flat top_p": Sampling(temperature=100.0, top_k=0, top_p=0.9, seed=1, sample_index=0),
+}
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,27 @@ class _Cases:
             0,
             0.0,
             lambda: table[index],
+        )
+
+    def draw(self, rows: int, vocab: int, sampling: Sampling) -> Case:
+        """Compared by the logits of what was drawn: a token in some thousands may differ by the rounding of one exp."""
+        logits, parameters, positions = self.normal(rows, vocab) * 3, SamplingColumns.greedy(rows), np.arange(rows)
+        for row in range(rows):
+            parameters.put(row, sampling)
+        columns = device_columns(
+            parameters, positions, lambda arrays: [torch.from_numpy(a).to(self.device) for a in arrays]
+        )
+
+        def drawn(tokens: Tensor) -> Tensor:
+            return logits.gather(1, tokens[:, None]).float()
+
+        return Case(
+            lambda: drawn(sample_rows(logits, columns)),
+            lambda: drawn(sample_tokens(logits, parameters, positions)),
+            rows * vocab * self.dtype.itemsize,
+            0,
+            0.0 if sampling is GREEDY else 0.05,
+            lambda: sample_tokens(logits, parameters, positions),
         )
 
     def experts(self, tokens: int, num_experts: int, top_k: int, hidden: int, inner: int) -> Case:

@@ -18,6 +18,7 @@ last, also in the file, which holds what was found so far all the time.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -98,6 +99,9 @@ def main(given: Sequence[str] | None = None) -> int:
         }
         for name in shapes:
             measure_shape(name, device, dtype, clock, ceilings, ends, partial(keep, found, arguments.out))
+            gc.collect()
+            if clock.on_gpu:
+                torch.cuda.empty_cache()
     write(found, arguments.out)
     print(json.dumps(found))
     return 0 if found["passed"] else 1

@@ -34,6 +34,7 @@ class CudaDevice:
         torch.cuda.set_device(index)
         self._index = index
         self.streams: Streams = CudaStreams(index)
+        self._recording = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class CudaDevice:
 
     def recorder(self) -> Recorder:
         """See Device."""
-        return CudaRecorder(self._index)
+        return CudaRecorder(self._index, self._recording)
 
     def automatic_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         """The checkpoint's own, when it has 16 bits; else bf16, or fp16 on GPUs older than Ampere."""

@@ -21,9 +21,12 @@ class CudaRecorder:
 
     shares_memory = True
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, stream: torch.cuda.Stream) -> None:
+        """stream: to record in, since the default one can not be captured. One for all recorders of a process: matrix
+        products keep a workspace for each.
+        """
         self._index = index
-        self._stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]  # the default one can not be captured
+        self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
         self._held_bytes = 0
 

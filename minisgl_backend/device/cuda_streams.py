@@ -38,8 +38,9 @@ class CudaStreams:
         return _Recorded(torch.cuda.current_stream(self._index))
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        """See Streams."""
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        """See Streams. Whoever writes it may be in inference mode or not."""
+        with torch.inference_mode(False):
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def upload(self, host: Tensor) -> tuple[Tensor, Event]:
         """See Streams. The copy's memory is that of its own stream; the allocator hears who else reads it."""

@@ -48,6 +48,11 @@ class GgufTensors:
         known = {their: our for our, their in self._their.items()}
         return {known.get(their, their): place.shape for their, place in self._places.items()}
 
+    @property
+    def quantised(self) -> bool:
+        """Whether any tensor is."""
+        return any(place.type.name not in _PLAIN_TYPES for place in self._places.values())
+
     def read(self, name: str) -> Tensor:
         place, data = self._bytes(name)
         plain = _PLAIN_TYPES.get(place.type.name)

@@ -15,6 +15,7 @@ import torch
 from minisgl_backend.config import Quantization
 from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.kernels.interface import Kernels
+from minisgl_backend.kernels.native.packed import PACKED_DTYPES
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.layers.attention import QkNorms, SelfAttention
 from minisgl_backend.layers.embedding import Embedding, EmbeddingOp
@@ -80,11 +81,22 @@ def load_model(
     source, packing = open_source(spec, path), kernels.packing
     if packing is None:
         return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, group=group)
+    as_stored = quantization == "gguf" and isinstance(source, GgufTensors) and source.quantised
+    if by_torch := _left_to_torch(spec, dtype, quantised=as_stored or quantization in ("int8", "int4")):
+        packing.progress(f"{by_torch} are multiplied by torch, so decode steps are not recorded")
     part = "" if group is None else f"{group.rank}/{group.ranks}"
     with _packed_store(packing, path, dtype, quantization, part) as store:
         # What is packed is read from a source of its own: the pages that it has mapped are let go of with it.
         native = NativeProducts(packing.product, store, open_source(spec, path))
         return build_decoder(spec, source, device, dtype, context_tokens, quantization, kernels.layers, native, group)
+
+
+def _left_to_torch(spec: ModelSpec, dtype: torch.dtype, *, quantised: bool) -> str:
+    """What of a model has no native products, for the operator; empty: nothing that a decode step would notice."""
+    parts = [f"{str(dtype).removeprefix('torch.')} weights"] if dtype not in PACKED_DTYPES else []
+    parts += ["quantised weights"] if quantised else []
+    parts += ["experts"] if spec.moe is not None else []
+    return " and ".join(parts)
 
 
 def _packed_store(

@@ -40,15 +40,14 @@ class TritonDraw:
         masks: TokenMasks | None = None,
     ) -> Draw:
         changed, count = changed_rows(rules, masks), len(positions)
-        order = np.concatenate((np.arange(count), changed))  # all rows, and behind them once more those that change
-        both = parameters.take(order)
-        both.temperature[changed] = 0.0  # of their raw logits only whether they are finite is asked
-        columns = device_columns(both, positions[order], self.upload)
+        plain = parameters.take(np.arange(count))
+        plain.temperature[changed] = 0.0  # of their raw logits only whether they are finite is asked
+        columns = device_columns(plain, positions, self.upload)
         blocks = []
         for block in _blocks(len(changed)):
             rows = changed[block]
             (index,) = self.upload((rows,))
-            own = columns.of(slice(count + block.start, count + block.stop))
+            own = device_columns(parameters.take(rows), positions[rows], self.upload)
             blocks.append(_ChangedBlock(index, own, row_changes(rules, masks, rows, self.upload)))
         return _TritonDraw(columns, count, tuple(blocks))
 
@@ -66,7 +65,7 @@ class _ChangedBlock:
 class _TritonDraw:
     """See Draw."""
 
-    columns: DrawColumns  # of all rows first
+    columns: DrawColumns
     rows: int
     changed: tuple[_ChangedBlock, ...]
 

@@ -96,7 +96,10 @@ class KernelChoice:
             obstacle = "there are no kernels of our own here"
         elif obstacle := native_obstacle(pool):
             if self.config.attention == "auto":
-                self.progress(f"attention by torch: native kernels do not serve this model, {obstacle}")
+                self.progress(
+                    "attention by torch, so decode steps are not recorded: native kernels do not serve this model, "
+                    f"{obstacle}"
+                )
         else:
             return NativeAttention(pool, variants, self.library)
         if self.config.attention == "native":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from minisgl_backend.device.staging import Download
-from minisgl_backend.device.streams import Event, Later
+from minisgl_backend.device.streams import Event
 from minisgl_backend.messages.ids import StepId
 from minisgl_backend.messages.plan import Logprobs, StepResult
 
@@ -16,11 +17,15 @@ Told = tuple[tuple[Logprobs, ...], tuple[Logprobs, ...]]
 class PendingStep:
     """See Pending. Any thread may ask, more than one at a time too."""
 
-    def __init__(self, step: StepId, tokens: Download | Event, told: Later[Told]) -> None:
-        """tokens: int64 [rows that sample]; an Event: there are none, and the step is over when it has been."""
+    def __init__(self, step: StepId, tokens: Download | Event, tell: Callable[[], Told]) -> None:
+        """tokens: int64 [rows that sample]; an Event: there are none, and the step is over when it has been.
+
+        tell: called once, when the tokens are there.
+        """
         self._step = step
         self._source = tokens
-        self._told = told
+        self._tell = tell
+        self._told: Told | None = None
         self._lock = threading.Lock()
         self._tokens: tuple[int, ...] | None = None
 
@@ -38,5 +43,8 @@ class PendingStep:
     def result(self) -> StepResult:
         """See Pending."""
         tokens = self.tokens()
-        sampled, prompts = self._told.value
+        with self._lock:
+            if self._told is None:
+                self._told = self._tell()
+            sampled, prompts = self._told
         return StepResult(self._step, tokens, "", sampled, prompts)

@@ -39,6 +39,9 @@ def _dearest(vocab: int) -> Sampling:
     return msgspec.structs.replace(_EVERYTHING, temperature=100.0, top_k=0, min_p=1e-9, logprobs=20, rules=rules)
 
 
+_DRAWN = Sampling(temperature=1.0, top_k=40, top_p=0.9, seed=0, sample_index=0)
+"""Of its raw logits: beside rules a GPU draws with other kernels, of copies in fp32."""
+
 _Row = tuple[int, int, int, int]  # slot, start, length, sample
 
 
@@ -48,8 +51,8 @@ def warm_up_plans(
     """Two sequences, one a step behind the other: a fresh chunk, a chunk with a prefix, a decode row. Then a chunk
     behind a long prefix.
 
-    So every kind of row, alone and mixed, greedy and with all that sampling can be asked for but a grammar, runs once;
-    one sequence when there is one slot only.
+    So every kind of row, alone and mixed, greedy, drawn and with all that sampling can be asked for but a grammar, runs
+    once; one sequence when there is one slot only.
     """
     chunk = min(_CHUNK_TOKENS, (context_tokens - 1) // 2, token_budget // 2)
     life = [(0, chunk, 0), (chunk, chunk, 1), (2 * chunk, 1, 1)] if chunk else [(0, 1, 1)]
@@ -63,9 +66,25 @@ def warm_up_plans(
         plans.append(_plan(step + 1, admissions, rows, _pages(context_tokens, page_size, scratch_page)))
     if chunk:
         prefix = min(_PREFIX_TOKENS, context_tokens - 1 - chunk)
-        late = (Admission(SlotId(0), pack_tokens([0] * (prefix + chunk)), GREEDY),)
+        late = (Admission(SlotId(0), pack_tokens([0] * (prefix + chunk)), _DRAWN),)
         pages = _pages(context_tokens, page_size, scratch_page)
         plans.append(_plan(len(plans) + 1, late, [(0, prefix, chunk, 1)], pages))
+    return tuple(plans)
+
+
+def prompt_plans(context_tokens: int, token_budget: int, page_size: int, scratch_page: int) -> tuple[BatchPlan, ...]:
+    """A prompt of one token, one of two, of four, and so on up to the longest of a step.
+
+    On a GPU: kernels have tiles by the number of tokens, and each is compiled when it is first launched. Seconds each,
+    which no request should wait for.
+    """
+    most = min(token_budget, context_tokens - 1)
+    lengths = [1 << power for power in range(most.bit_length())]
+    pages = _pages(context_tokens, page_size, scratch_page)
+    plans = []
+    for step, length in enumerate(sorted({*lengths, most} - {0}), start=1):
+        admission = Admission(SlotId(0), pack_tokens([0] * length), GREEDY)
+        plans.append(_plan(step, (admission,), [(0, 0, length, 1)], pages))
     return tuple(plans)
 
 

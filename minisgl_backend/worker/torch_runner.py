@@ -15,8 +15,8 @@ from minisgl_backend.attention.interface import AttentionBackend, AttentionVaria
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.device import Device, open_device, resolve_dtype
 from minisgl_backend.device.host_peak import HostPeak
-from minisgl_backend.device.staging import Staging, Upload
-from minisgl_backend.device.streams import Later
+from minisgl_backend.device.staging import Download, Staging, Upload
+from minisgl_backend.device.streams import Event, Later
 from minisgl_backend.distributed.group import RankGroup
 from minisgl_backend.distributed.seat import ALONE, Seat
 from minisgl_backend.errors import ConfigError
@@ -30,7 +30,7 @@ from minisgl_backend.models.size import weight_bytes
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.sampling.draw import PrepareDraw, TorchDraw
 from minisgl_backend.sampling.grammar import GrammarSlots
-from minisgl_backend.sampling.logprobs import describe_sampled
+from minisgl_backend.sampling.logprobs import rank_sampled, ranked_size, tell_sampled, who_asks
 from minisgl_backend.sampling.masks import Rows, TokenMasks
 from minisgl_backend.sampling.no_grammars import NoGrammars
 from minisgl_backend.worker.decode_graphs import DecodeGraphs
@@ -39,7 +39,7 @@ from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
 from minisgl_backend.worker.pending import PendingStep, Told
 from minisgl_backend.worker.prompt_logprobs import describe_prompts, tokens_asked
 from minisgl_backend.worker.runner import Launched
-from minisgl_backend.worker.scratch_plans import largest_plan, warm_up_plans
+from minisgl_backend.worker.scratch_plans import largest_plan, prompt_plans, warm_up_plans
 from minisgl_backend.worker.slots import SlotState
 from minisgl_backend.worker.spoilt import SpoiltSlots
 from minisgl_backend.worker.step_columns import StepColumns
@@ -48,9 +48,6 @@ _MIB = 1 << 20
 
 Forwarded = tuple[Tensor, tuple[Logprobs, ...]]
 """Logits of the rows that sample, and logprobs of prompts."""
-
-Drawn = tuple[Tensor, Told]
-"""Tokens, int64, and what goes with them."""
 
 
 def torch_draw(upload: Upload) -> PrepareDraw:
@@ -107,11 +104,16 @@ class TorchRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Recordings, a prompt, then chunks and decode rows together, greedy and sampled, all on the scratch page."""
+        """Recordings, a prompt, then chunks and decode rows together, greedy and sampled, on a GPU prompts of many
+        lengths; all on the scratch page.
+        """
         assert self._last_step == 0, "warm-up after the first plan"
         if self._graphs is not None:
             self._graphs.warm_up()
-        for plan in warm_up_plans(*self._scratch_shape()):
+        plans = warm_up_plans(*self._scratch_shape())
+        if self._device.capability > (0, 0):
+            plans += prompt_plans(*self._scratch_shape()[1:])
+        for plan in plans:
             _result_of(self._launch(plan))
         self._undrawn = None
         self._device.reserve_memory(self._activation_bytes)
@@ -175,25 +177,34 @@ class TorchRunner:
         masks = filling.result() if filling is not None else None
         draw_tokens = self._prepare_draw(parameters, positions, rules, masks)
 
-        def draw() -> tuple[Tensor, Told]:
-            logits, prompts = forward.value
-            chosen = draw_tokens(logits)
+        def draw() -> Tensor:
+            chosen = draw_tokens(forward.value[0])
             self._slots.store(tensors.places, chosen)
-            if (parameters.logprobs < 0).all() or not self._tells:
-                return chosen, ((), prompts)
-            return chosen, (describe_sampled(logits, chosen, parameters.logprobs, positions), prompts)
+            return chosen
 
-        return self._pending(plan, slots, forward, draw)
+        if not len(slots):
+            return self._pending(plan, slots, self._streams.mark(), lambda: ((), forward.value[1]))
+        drawn = self._streams.compute(draw)
+        tokens = self._staging.download(drawn, (len(slots),), torch.int64)
+        return self._pending(plan, slots, tokens, self._telling(parameters.logprobs, positions, forward, drawn))
 
-    def _pending(self, plan: BatchPlan, slots: Rows, forward: Later[Forwarded], draw: Callable[[], Drawn]) -> Launched:
-        """Launches the draw, if rows sample, and sends the tokens down."""
-        compute = self._streams.compute
-        if len(slots):
-            drawn = compute(draw)
-            tokens = self._staging.download(compute(lambda: drawn.value[0]), (len(slots),), torch.int64)
-            pending = PendingStep(plan.step, tokens, compute(lambda: drawn.value[1]))
-        else:
-            pending = PendingStep(plan.step, self._streams.mark(), compute(lambda: ((), forward.value[1])))
+    def _telling(
+        self, best: Rows, positions: Rows, forward: Later[Forwarded], drawn: Later[Tensor]
+    ) -> Callable[[], Told]:
+        """Launches the ranking of the rows that tell so many of the best → tells, when it is asked."""
+        asked, vocab = who_asks(best, self._slots.vocab), self._slots.vocab
+        if not asked or not self._tells:
+            return lambda: ((), forward.value[1])
+        rows = self._staging.upload([rows for rows, _ in asked])
+        ranked = self._staging.download(
+            self._streams.compute(lambda: rank_sampled(forward.value[0], drawn.value, asked, rows)),
+            (ranked_size(asked, vocab),),
+            torch.int32,
+        )
+        return lambda: (tell_sampled(ranked.tensor(), asked, vocab, positions), forward.value[1])
+
+    def _pending(self, plan: BatchPlan, slots: Rows, tokens: Download | Event, tell: Callable[[], Told]) -> Launched:
+        pending = PendingStep(plan.step, tokens, tell)
         self._undrawn = slots, pending
         return pending if self._streams.ahead else pending.result()
 

@@ -37,11 +37,6 @@ class DelayedStreams:
         return {queue.name: queue.waits for queue in (self._compute, self._up, self._down)}
 
     @property
-    def most_pending(self) -> int:
-        """The most there ever were at a time."""
-        return self._compute.most
-
-    @property
     def pending(self) -> int:
         """Pieces of work that were launched and not done."""
         return len(self._compute.work)
@@ -88,7 +83,6 @@ class _Queue:
         self._lock = lock
         self.work: deque[Callable[[], None]] = deque()
         self.launched = 0
-        self.most = 0
         self.done = 0
         self.waits = 0
         self.busy = False
@@ -96,7 +90,6 @@ class _Queue:
     def put(self, work: Callable[[], None]) -> _Place:
         self.work.append(work)
         self.launched += 1
-        self.most = max(self.most, len(self.work))
         return _Place(self, self.launched)
 
     @torch.inference_mode()

@@ -35,6 +35,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from load.bench.kernels_gpu import shard_of
+
 from .launches import Collection, Launch, collecting
 from .model_launches import collect_ahead, collect_all
 from .verdict import CAPABILITIES, MATRIX_INSTRUCTIONS, Compiled, fault_of, table
@@ -128,7 +130,8 @@ def main(given: Sequence[str] | None = None) -> int:
     with collecting() as collection:
         collect_all(collection, whole=arguments.all)
     launches = [one for one in collection.launches.values() if arguments.kernel in one.name]
-    chosen = launches if arguments.all else representatives(launches)
+    shard, shards = arguments.shard
+    chosen = (launches if arguments.all else representatives(launches))[shard::shards]
     print(f"{collection.count} launches seen, {len(launches)} different, {len(chosen)} compiled")
     if arguments.list:
         print("\n".join(str(launch) for launch in chosen))
@@ -186,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kernel", default="", help="a part of its name")
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--shard", type=shard_of, default=(0, 1), help="1/4: the second of four parts of the launches")
     return parser
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from load.bench.gpu_models import CONFIGS, build_model, spec_of, triton_attention
 from minisgl_backend.attention.gpu_backend import GpuAttention
 from minisgl_backend.attention.interface import StepRows
+from minisgl_backend.config import Quantization
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.model import Model
 from minisgl_backend.worker.decode_graphs import graph_sizes
@@ -52,6 +53,7 @@ class Shape:
     layers: int  # of the first ones: at least one of each kind
     dtypes: tuple[torch.dtype, ...]
     page_size: int = 16
+    quantization: Quantization = "none"
 
 
 def shapes(*, whole: bool) -> Iterator[Shape]:
@@ -59,6 +61,7 @@ def shapes(*, whole: bool) -> Iterator[Shape]:
     dtypes = HALVES if whole else HALVES[:1]
     for name in ("qwen3-0.6b", "llama-3-8b", "qwen3-30b-a3b"):
         yield Shape(name, CONFIGS[name], 1, dtypes)
+    yield Shape("llama-3-8b int8", CONFIGS["llama-3-8b"], 1, dtypes, quantization="int8")
     yield Shape("gemma-2-2b", HUB_CONFIGS["gemma-2-2b"], 2, dtypes)  # windows, caps, gelu
     if whole:
         yield Shape("gpt-oss-20b", GPT_OSS, 2, dtypes)  # sinks, biases, clamped swiglu
@@ -120,7 +123,7 @@ class _Steps:
         pool = PagedKvPool(
             KvShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype), pages, shape.page_size, META
         )
-        model = build_model(spec, META, dtype, CONTEXT)
+        model = build_model(spec, META, dtype, CONTEXT, shape.quantization)
         return cls(model, triton_attention(pool, attention_variants(spec), spec.num_heads), shape.page_size)
 
     def forward(self, rows: Sequence[tuple[int, int]]) -> None:

@@ -48,12 +48,18 @@ _NUMERICS = tuple(
     for module in ("attention", "whole_model", "experts", "pointwise", "sampling")
     for dtype in _DTYPES
 )
+
+
+def _each_of(part: str, *dtypes: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(("tests.gpu.parts", part, "--dtype", dtype) for dtype in dtypes)
+
+
 _CASES = tuple(("load.bench.kernels_gpu", "--check-only", "--shard", f"{shard}/4") for shard in range(4))
 
 PARTS = (
     Part("numerics", 130, _NUMERICS, (("tests.gpu.compilation", "--ahead"), *_CASES)),
-    Part("graphs", 60, (("tests.gpu.parts", "graphs"),)),
-    Part("overlap", 80, (("tests.gpu.parts", "overlap"),)),
+    Part("graphs", 60, _each_of("graphs", "float32", "bfloat16")),
+    Part("overlap", 80, _each_of("overlap", "float32", "bfloat16")),
     Part("kernels", 50, (("load.bench.kernels_gpu",),)),
     Part("steps", 105, (("load.bench.step_gpu",),)),
     Part("flashinfer", 50, (("tests.gpu.parts", "flashinfer"),)),

@@ -50,7 +50,7 @@ def all_changes(rows: int, vocab: int) -> list[RowChanges]:
         Biases(_ints(pairs), _ints(pairs), torch.empty(pairs, dtype=torch.float64, device=META)),
         Penalties(**wide, penalised=_ints(rows), width=4000),
         Masks(_ints(rows, -(-vocab // 32)), _ints(rows)),
-        Withheld(_ints(pairs), _ints(pairs), _ints(pairs), _ints(pairs + 1), _ints(pairs), _ints(pairs), 3),
+        Withheld(3, _ints(pairs), _ints(pairs), _ints(pairs), _ints(pairs + 1), _ints(pairs), _ints(pairs)),
     )
     nothing = RowChanges(None, None, None, None, None)
     return [

@@ -25,6 +25,8 @@ _SETTINGS = "tests/unit/serving/test_settings.py::"
 _UNARY = "tests/contract/test_unary_model.py::"
 _CONTRACT = "tests/contract/test_triton_model.py::"
 _RUNNER = "tests/unit/worker/test_torch_runner.py::"
+_LAUNCHED = "tests/unit/worker/test_launched_steps.py::"
+_AHEAD = "tests/sim/test_launched_ahead.py::"
 
 WORKER_RULES = (
     Mutation(
@@ -107,6 +109,52 @@ WORKER_RULES = (
         "pass",
         ("tests/numeric/test_runner_equals_generate.py::test_a_sequence_alone_gives_the_tokens_of_generate",),
         "engine-slots-forget-tokens",
+    ),
+    Mutation(
+        "on a GPU the next step is launched while one is on its way",
+        "actors/worker.py",
+        "_UNDER_WAY = 2",
+        "_UNDER_WAY = 1",
+        (_AHEAD + "test_the_next_step_is_launched_while_one_is_on_its_way_and_no_third",),
+        "engine-one-step-under-way",
+    ),
+    Mutation(
+        "a step that failed at once is answered behind the one on its way",
+        "actors/worker.py",
+        "self._steps[0].done:\n                    await self._answer(self._steps.popleft())",
+        "self._steps[-1].done:\n                    await self._answer(self._steps.pop())",
+        (_AHEAD + "test_answers_keep_the_order_of_the_steps_also_when_a_later_one_fails_at_once",),
+        "engine-the-last-answer-first",
+    ),
+    Mutation(
+        "a buffer is written again when the device has read it",
+        "device/staging.py",
+        "buffer.free.wait()",
+        "pass",
+        ("tests/unit/device/test_staging.py::test_no_buffer_is_written_while_the_device_still_reads_it",),
+        "engine-buffers-are-overwritten",
+    ),
+    Mutation(
+        "a forward does not wait for the token that its masks need",
+        "worker/torch_runner.py",
+        "behind = self._undrawn is not None and self._streams.ahead",
+        "behind = False",
+        (
+            _LAUNCHED
+            + "test_the_mask_of_a_step_knows_the_token_of_the_one_before_and_the_forward_is_launched_meanwhile",
+        ),
+        "engine-masks-before-the-forward",
+    ),
+    Mutation(
+        "grammars hear what a step drew before the next masks",
+        "worker/torch_runner.py",
+        "self._grammars.drew(drawn_slots, step.tokens())",
+        "pass",
+        (
+            _LAUNCHED
+            + "test_the_mask_of_a_step_knows_the_token_of_the_one_before_and_the_forward_is_launched_meanwhile",
+        ),
+        "engine-grammars-hear-nothing",
     ),
     Mutation(
         "results are applied in the order of the steps",

@@ -61,7 +61,7 @@ def test_a_test_without_an_end_is_ended_with_what_it_started(tmp_path: Path) -> 
         "    child.wait()\n"
     )
     copy = write_copy(tmp_path / "whole", None)
-    for timeout_s in (10, 40, 160):  # the first in which it has begun
+    for timeout_s in (4, 16, 64, 256):  # the first in which it has begun
         code, printed = run_tests(copy, (f"{tmp_path}/test_hanging.py",), timeout_s)
         assert (code, printed.splitlines()[-1]) == (HANGS, f"no end within {timeout_s} s")
         if pid.exists():

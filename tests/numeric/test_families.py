@@ -1,6 +1,7 @@
 """Every family against transformers on random weights: logits for every way to cut a sequence, and greedy answers.
 
-The cases are in tests/fakes/family_cases.py; a family is added there.
+Logits are those of torch's kernels; greedy answers are the engine's, which computes with the kernels in C++ wherever it
+can and replays its decode steps. The cases are in tests/fakes/family_cases.py; a family is added there.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "context_tokens": 256,
     "threads": 1,
     "page_size": 3,
+    "kernels": "native",
 }
 THROUGH_THE_ENGINE = ("ministral_with_windows", "gemma2", "gemma3", "phi3_with_long_factors", "glm4", "gpt_oss")
 """Windows, caps, ropes of two sorts, stretched, interleaved, sinks and experts: what a cached prefix might upset."""

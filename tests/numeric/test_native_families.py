@@ -1,11 +1,14 @@
-"""Every family by the kernels in C++: its logits beside those of torch's kernels, and recorded decode steps beside the
-same steps run call by call, bit for bit.
+"""Every family by the kernels in C++: its logits beside those of transformers and of torch's kernels, and recorded
+decode steps beside the same steps run call by call, bit for bit.
 
-The cases are in tests/fakes/family_cases.py. Beside torch models are in fp32: what differs is the order of sums.
+The cases are in tests/fakes/family_cases.py. Where models are in fp32 only the order of sums differs. In bf16 each is
+rounded in its own way: ours must be about as near to the same weights in fp32 as transformers' own bf16 is. Greedy
+answers of the engine with these kernels beside transformers' are in test_families.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import torch
 from fakes.attention_backends import native_library
 from fakes.family_cases import FAMILY_CASES, WINDOW
 from fakes.forward import load, logits_of
+from minisgl_backend.attention.interface import AttentionBackend
 from minisgl_backend.attention.native_backend import NativeAttention, native_obstacle
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.device.graph import NotRecordable
@@ -29,6 +33,8 @@ LENGTH = 110
 CUTS = ([LENGTH], [WINDOW - 1, 1, WINDOW + 1, LENGTH - 2 * WINDOW - 1], [LENGTH - 4, 1, 1, 1, 1])
 PAGE = 3
 ROWS, STEPS = 5, 40  # of decode
+TOLERANCE = 1e-4  # of logits in fp32
+BF16_RATIO = 1.5  # of our distance from fp32, in the median token, to transformers'
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +60,54 @@ def pool_of(model: Decoder, num_pages: int, dtype: torch.dtype) -> PagedKvPool:
     return PagedKvPool(shape, num_pages, PAGE, torch.device("cpu"))
 
 
-def test_logits_equal_those_of_torchs_kernels_for_every_cut_of_a_sequence(
+def by_transformers(folder: Path, tokens: list[int], dtype: torch.dtype, weights: torch.dtype) -> torch.Tensor:
+    """[tokens, vocab] in fp32, computed in `dtype` with weights that were rounded to `weights`."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=weights, attn_implementation="eager").to(dtype)
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].float()
+
+
+def native_backend(model: Decoder, library: Library, dtype: torch.dtype) -> Callable[..., AttentionBackend]:
+    """torch's for heads that native attention does not serve, as the engine has it."""
+    if native_obstacle(pool_of(model, 1, dtype)):
+        return TorchAttention
+    return lambda pool, variants: NativeAttention(pool, variants, library)
+
+
+def test_logits_equal_transformers_and_those_of_torchs_kernels_for_every_cut_of_a_sequence(
     folder: Path, library: Library, tmp_path: Path
 ) -> None:
     model = native_model(folder, library, tmp_path, torch.float32)
     tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = logits_of(load(folder), tokens, [LENGTH], PAGE, torch.float32)
-    served = not native_obstacle(pool_of(model, 1, torch.float32))
+    expected = [
+        by_transformers(folder, tokens, torch.float32, torch.float32),
+        logits_of(load(folder), tokens, [LENGTH], PAGE, torch.float32),
+    ]
     for cut in CUTS:
-        backends = [TorchAttention, lambda pool, variants: NativeAttention(pool, variants, library)]
-        for backend in backends if served else backends[:1]:
+        for backend in {TorchAttention, native_backend(model, library, torch.float32)}:
             got = logits_of(model, tokens, cut, PAGE, torch.float32, backend)
-            torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+            for one in expected:
+                torch.testing.assert_close(got, one, atol=TOLERANCE, rtol=0)
+
+
+def test_bf16_logits_are_about_as_near_to_fp32_as_those_of_transformers(
+    folder: Path, library: Library, tmp_path: Path
+) -> None:
+    """Both from weights rounded to bf16. The median token: where experts are chosen, rounding may choose another."""
+    tokens = torch.randint(0, 320, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+    exact = by_transformers(folder, tokens, torch.float32, torch.bfloat16)
+
+    def distance(logits: torch.Tensor) -> float:
+        return (logits.float() - exact).square().mean(1).sqrt().median().item()
+
+    theirs = distance(by_transformers(folder, tokens, torch.bfloat16, torch.bfloat16))
+    model = native_model(folder, library, tmp_path, torch.bfloat16)
+    backend = native_backend(model, library, torch.bfloat16)
+    for cut in CUTS:
+        ours = distance(logits_of(model, tokens, cut, PAGE, torch.bfloat16, backend))
+        assert 0 < ours <= BF16_RATIO * theirs, f"{cut}: {ours:.4f} from fp32, transformers {theirs:.4f}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

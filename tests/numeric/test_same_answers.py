@@ -1,4 +1,5 @@
-"""The same texts, tokens and logprobs alone, batched, chunked, cached and retracted, at both depths, in fp32.
+"""The same texts, tokens and logprobs alone, batched, chunked, cached and retracted, at both depths, in fp32; in bf16
+logprobs within a bound, and the same tokens but where two are as likely within it.
 
 The real runner on a tiny random model in fp32, through the engine as users have it (`LLM`, actors inline). Greedy and
 seeded draws, plain and with every feature of sampling beside each other, with forms and stop strings; prompts that
@@ -168,6 +169,50 @@ def check_mode(
         stats = engine.stats()
     assert (stats.retractions > 0) == mode.startswith("retracted"), f"{stats.retractions} retractions"
     assert (stats.matched_pages > 0) == MODES[mode].get("prefix_cache", True)
+
+
+BF16_BOUND = 0.1
+"""Of a token's logprob between two modes in bf16: sums in other orders, rounded at each layer."""
+
+BF16_PARAMS = SamplingParams(**LONG, temperature=0.0, logprobs=5)
+
+
+@pytest.fixture(scope="module")
+def rounded(folder: Path) -> list[Completion]:
+    with LLM(folder, **{**BASE, "dtype": "bf16", "prefix_cache": False, "overlap": False}) as engine:
+        return [engine.generate([prompt], BF16_PARAMS)[0] for prompt in PROMPTS]
+
+
+@both_depths
+@pytest.mark.parametrize("mode", MODES)
+def test_in_bf16_answers_are_those_of_each_prompt_alone_within_the_bound(
+    mode: str, overlap: bool, folder: Path, rounded: list[Completion]
+) -> None:
+    settings = {**BASE, **MODES[mode], "dtype": "bf16", "overlap": overlap}
+    if "kv_bytes" in settings:
+        settings["kv_bytes"] //= 2  # as many pages as in fp32
+    with LLM(folder, **settings) as engine:
+        same = 0
+        for _ in range(2):  # the second time the cache is warm
+            for answer, one in zip(engine.generate(PROMPTS, BF16_PARAMS), rounded, strict=True):
+                same += same_tokens(answer.samples[0], one.samples[0])
+        stats = engine.stats()
+    assert same > 0.8 * 2 * NEW_TOKENS * len(PROMPTS), f"{same} tokens before the first that differs"
+    assert (stats.retractions > 0) == mode.startswith("retracted"), f"{stats.retractions} retractions"
+
+
+def same_tokens(sample: Sample, expected: Sample) -> int:
+    """How many before the first that differs, all of them about as likely in both; and so is the other token there."""
+    assert sample.logprobs is not None and expected.logprobs is not None
+    for place, (token, other) in enumerate(zip(sample.token_ids, expected.token_ids, strict=True)):
+        here, there = sample.logprobs[place], expected.logprobs[place]
+        assert here is not None and there is not None and token in there and other in here
+        for id in {*here} & {*there}:
+            assert here[id].logprob == pytest.approx(there[id].logprob, abs=BF16_BOUND)
+        if token != other:
+            assert there[token].logprob >= there[other].logprob - 2 * BF16_BOUND
+            return place
+    return len(expected.token_ids)
 
 
 REAL_MODES: dict[str, dict[str, Any]] = {

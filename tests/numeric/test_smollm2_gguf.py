@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from minisgl_backend.llm import LLM
@@ -17,8 +19,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Name three colours."}]
 
 
-def answers(model: str, **settings: object) -> list[tuple[int, ...]]:
-    with LLM(model, dtype="fp32", kv_bytes=64 << 20, max_running=8, **settings) as llm:
+def answers(model: str, **settings: Any) -> list[tuple[int, ...]]:
+    inline: dict[str, Any] = {"executor": "inline", "threads": 1}  # torch is here already
+    with LLM(model, dtype="fp32", kv_bytes=64 << 20, max_running=8, **inline, **settings) as llm:
         return [one.token_ids for one in llm.generate([*PROMPTS, CHAT], GREEDY, progress=False)]
 
 

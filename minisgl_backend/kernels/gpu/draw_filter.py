@@ -22,6 +22,7 @@ from torch import Tensor
 
 from minisgl_backend.kernels.gpu.draw_math import (
     LOWEST_KEY,
+    MOST_PARTS,
     NEVER,
     WHOLE,
     best_of,
@@ -54,11 +55,11 @@ def filter_rows(logits: Tensor, best: Tensor, columns: DrawColumns, race: Tensor
     _filter[(rows,)](
         logits, best, columns.kinds, columns.heats, columns.floors, columns.top_ks, columns.top_ps, columns.keys,
         ids, keys, weights, race, logits.stride(0), vocab, parts,
-        PARTS=triton.next_power_of_2(parts), SHIFT=_ZERO_BITS[logits.dtype], BLOCK=_BLOCK, num_warps=_WARPS,
+        PARTS=MOST_PARTS, SHIFT=_ZERO_BITS[logits.dtype], BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _filter(
     logits, best, kinds, heats, floors, top_ks, top_ps, race_keys, ids, keys, weights, race, stride, vocab, parts,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,

@@ -12,6 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+MOST_PARTS = 128
+"""Of a row. Where kernels look at all of them they look at so many: one machine code serves every number of rows."""
+
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INF_KEY = tl.constexpr(0x7F800000)
 LOWEST_KEY = tl.constexpr(-0x7F800001)  # of -inf
@@ -41,10 +44,10 @@ def pack_best(x, ids):
 
 
 @triton.jit
-def best_of(parts, row, splits, SPLITS: tl.constexpr):
-    """parts [rows, splits] of pack_best → (key int32, id int32) of the row's best."""
-    at = tl.arange(0, SPLITS)
-    best = tl.max(tl.load(parts + row.to(tl.int64) * splits + at, at < splits, NOTHING))
+def best_of(best, row, parts, PARTS: tl.constexpr):
+    """best [rows, parts] of pack_best, parts ≤ PARTS → (key int32, id int32) of the row's best."""
+    at = tl.arange(0, PARTS)
+    best = tl.max(tl.load(best + row.to(tl.int64) * parts + at, at < parts, NOTHING))
     return (best >> 32).to(tl.int32), 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
 
 

@@ -40,7 +40,7 @@ def sort_into_blocks(chosen: Tensor, num_experts: int, size: int) -> Blocks:
     num_blocks = min(num_places, num_places // size + num_experts)  # who is chosen wastes less than one
     places = torch.empty(num_blocks * size, dtype=torch.int32, device=device)
     experts = torch.empty(num_blocks, dtype=torch.int32, device=device)
-    step = min(triton.next_power_of_2(num_places), 4096)
+    step = 256 if num_places <= 256 else 1024 if num_places <= _COUNTED_PLACES else 4096  # each is compiled
     warps = 8 if step == 4096 else 4
     counts = None
     if num_places > _COUNTED_PLACES:

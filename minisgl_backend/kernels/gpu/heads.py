@@ -84,7 +84,7 @@ def _norms(preparation: HeadPreparation) -> tuple[Tensor | None, Tensor | None, 
     return preparation.q_norm, preparation.k_norm, preparation.eps
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["places"])
 def _prepare_and_write(
     q, k, v, q_out, k_out, v_out, places, q_norm, k_norm, cos, sin, tokens, heads, kv_heads,
     q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride, v_head_stride, angle_stride, eps,

@@ -103,14 +103,19 @@ def change_rows(logits: Tensor, changes: RowChanges) -> None:
         _add_biases[grid](logits, biases.rows, biases.ids, biases.values, vocab, pairs, BLOCK=_PAIRS, num_warps=4)
     marks = _marks(logits, changes)
     left = torch.zeros(rows, dtype=torch.int32, device=logits.device)
-    penalties, masks = changes.penalties, changes.masks
+    penalties, masks, nothing = (
+        changes.penalties,
+        changes.masks,
+        torch.empty(1, dtype=torch.float64, device=logits.device),
+    )
     presence, frequency, repetition = (
-        (None, None, None) if penalties is None else (penalties.presence, penalties.frequency, penalties.repetition)
+        (nothing,) * 3 if penalties is None else (penalties.presence, penalties.frequency, penalties.repetition)
     )
-    bits, of_row, words = (None, None, 0) if masks is None else (masks.bits, masks.of_row, masks.bits.shape[1])
+    bits, of_row, words = (left, left, 0) if masks is None else (masks.bits, masks.of_row, masks.bits.shape[1])
     _change[rows, triton.cdiv(vocab, _BLOCK)](
-        logits, marks, presence, frequency, repetition, bits, of_row, left, vocab, words, BLOCK=_BLOCK, num_warps=4
-    )
+        logits, left if marks is None else marks, presence, frequency, repetition, bits, of_row, left, vocab, words,
+        int(marks is not None), int(penalties is not None), int(masks is not None), BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
     if (withheld := changes.withheld) is not None:
         pairs = len(withheld.ids)
         grid = (triton.cdiv(pairs, _PAIRS),)
@@ -186,17 +191,18 @@ def _mark_withheld(
     tl.atomic_or(place, mark, there & (missing == 0), sem="relaxed")
 
 
-@triton.jit
-def _change(logits, marks, presence, frequency, repetition, bits, of_row, left, vocab, words, BLOCK: tl.constexpr):
-    """A part of a row: penalties, then its mask; and what is left."""
+@triton.jit(do_not_specialize=["words", "marked", "penalised", "masked"])
+def _change(
+    logits, marks, presence, frequency, repetition, bits, of_row, left, vocab, words, marked, penalised, masked,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A part of a row: penalties, then its mask; and what is left. One machine code, whatever is asked for."""
     row, ids = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = ids < vocab
     place = logits + row.to(tl.int64) * vocab + ids
     x = tl.load(place, inside, -float("inf"))
-    mark = tl.full((BLOCK,), 0, tl.int32)
-    if marks is not None:
-        mark = tl.load(marks + row.to(tl.int64) * vocab + ids, inside, 0)
-    if presence is not None:
+    mark = tl.load(marks + row.to(tl.int64) * vocab + ids, ids < vocab * marked, 0)
+    if penalised > 0:
         said = mark & _COUNT
         seen = (said > 0) | ((mark & _SEEN_MARK) > 0)
         if tl.max(seen.to(tl.int32)) > 0:
@@ -205,13 +211,13 @@ def _change(logits, marks, presence, frequency, repetition, bits, of_row, left, 
             new = new - tl.load(frequency + row) * said.to(tl.float64)
             new = new - tl.load(presence + row) * (said > 0).to(tl.float64)
             x = tl.where(seen, _held_finite(x, new), x)
-    if bits is not None:
+    if masked > 0:
         mask = tl.load(of_row + row)
         if mask >= 0:
             word = tl.load(bits + mask.to(tl.int64) * words + ids // 32, inside & (ids // 32 < words), 0)
             x = tl.where(((word >> (ids % 32)) & 1) > 0, x, -float("inf"))
     tl.store(place, x, inside)
-    if marks is not None:
+    if marked > 0:
         alive, free = inside & (x > -float("inf")), (mark & (_HELD_MARK | _BAD_MARK)) == 0
         only_held = (mark & (_HELD_MARK | _BAD_MARK)) == _HELD_MARK
         found = tl.max((alive & free).to(tl.int32)) * _FREE + tl.max((alive & only_held).to(tl.int32)) * _HELD_ONLY

@@ -28,7 +28,7 @@ def take_rows_triton(table: Tensor, index: Tensor, factor: float = 1.0) -> Tenso
     return out
 
 
-@triton.jit(do_not_specialize=["count", "rows"])
+@triton.jit(do_not_specialize=["count", "rows"], do_not_specialize_on_alignment=["index"])
 def _take_rows(
     table, index, out, count, rows, size, table_stride, factor,
     SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

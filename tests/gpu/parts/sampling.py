@@ -9,10 +9,16 @@ import torch
 
 from minisgl_backend.kernels.gpu.sampling import sample_rows
 from minisgl_backend.messages.plan import NO_TOKEN
-from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
+from minisgl_backend.messages.tokens import pack_tokens
 from minisgl_backend.sampling.device_columns import device_columns
+from minisgl_backend.sampling.draw import draw_tokens
+from minisgl_backend.sampling.masks import TokenMasks
 from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.rules import RuleBook, StepRules
 from minisgl_backend.sampling.sampler import sample_tokens
+from minisgl_backend.sampling.triton_draw import TritonDraw
+from minisgl_backend.sampling.utf8 import pack_bits
 from tests.gpu.checks import Failed, Found, Place, Report, equal
 
 KINDS = {
@@ -24,6 +30,17 @@ KINDS = {
     "flat": Sampling(temperature=100.0, top_k=0, top_p=0.95, seed=15, sample_index=0),
 }
 EXACT = ("greedy",)  # in the others a row's race may be decided by the rounding of one exp
+
+RULES = (
+    TokenRules(presence_penalty=1.5, frequency_penalty=0.7),
+    TokenRules(repetition_penalty=30.0),
+    TokenRules(bias_ids=pack_tokens([3, 650]), biases=(-20.0, 40.0)),
+    TokenRules(allowed_ids=pack_tokens(range(500, 600))),
+    TokenRules(bad_words=tuple(pack_tokens([token]) for token in range(9))),
+    TokenRules(bad_words=tuple(pack_tokens([one, two]) for one in range(9) for two in range(9))),
+    TokenRules(min_tokens=99, held_ids=pack_tokens(range(9))),
+    TokenRules(0.5, 0.5, 2.0, pack_tokens([4]), (7.0,), b"", (pack_tokens([1]),), 99, pack_tokens([2, 3])),
+)
 
 AGREEMENT = 0.98
 """Least share of equal tokens of the others."""
@@ -38,6 +55,7 @@ def run(report: Report, place: Place) -> None:
                 partial(_check, place, dtype, name, rows, vocab),
             )
     report.check("rows that are not finite stay alone", partial(_check_spoilt, place, vocab))
+    report.check("rules and masks", partial(_check_rules, place, vocab))
 
 
 def _check(place: Place, dtype: torch.dtype, name: str, rows: int, vocab: int) -> Found:
@@ -62,6 +80,30 @@ def _check_spoilt(place: Place, vocab: int) -> Found:
     equal(got[-2:].tolist(), [NO_TOKEN] * 2, "tokens of spoilt rows")
     if (got[:-2] != clean[:-2]).sum() > 1:  # the rounding of one exp
         raise Failed(f"{got.tolist()} instead of {clean.tolist()}")
+    return None
+
+
+def _check_rules(place: Place, vocab: int) -> Found:
+    """Greedy tokens after everything that changes single logits, beside rows that nothing changes."""
+    rows, chance = len(RULES) + 2, np.random.default_rng(7)
+    said = torch.from_numpy(chance.integers(0, 9, (rows, 40), dtype=np.int32))
+    logits, parameters, every = _logits(rows, vocab, place.half), SamplingColumns.greedy(rows), np.arange(rows)
+    logits[:, :9] += 12.0  # what was said is what would be said
+    masks = TokenMasks(np.array([0, rows - 1]), torch.from_numpy(pack_bits(chance.random((2, vocab)) < 0.01)))
+
+    def rules(tokens: torch.Tensor) -> StepRules | None:
+        book = RuleBook(tokens, np.full(rows, 10), vocab)
+        for row, some in enumerate(RULES):
+            book.put(row, some)
+        return book.of(every, every + 20)
+
+    expected = draw_tokens(logits, parameters, every + 20, rules(said), masks)
+    prepare = TritonDraw(lambda arrays: [torch.from_numpy(array).to(place.device) for array in arrays])
+    draw = prepare(parameters, every + 20, rules(said.to(place.device)), masks)
+    equal(draw(logits.to(place.device)).tolist(), expected.tolist(), "tokens")
+    plain = draw_tokens(logits, parameters, every + 20)
+    if (plain == expected).sum() > 3:
+        raise Failed("the rules change next to nothing: this checks nothing")
     return None
 
 

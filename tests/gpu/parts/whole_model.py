@@ -20,13 +20,15 @@ from minisgl_backend.models.tensors import expected_tensors
 from tests.gpu.checks import Found, Place, Report, compare, equal
 
 # Of logits whose root mean square is about 1. fp32 differs by the order of sums only; in 16 bits every activation is
-# rounded, some layers deep, and the largest of millions of errors lies far beyond their root mean square. Experts:
-# close choices fall otherwise.
+# rounded, some layers deep, and the largest of millions of errors lies far beyond their root mean square.
 TOLERANCES = {
     torch.float32: {"rms": 2e-4, "most": 5e-3},
     torch.float16: {"rms": 1e-2, "most": 1e-1},
     torch.bfloat16: {"rms": 5e-2, "most": 4e-1},
 }
+CHOICES = {"rms": 0.3, "most": 20.0}
+"""In 16 bits where there are experts: a rounding sends a token to another one. fp32 shows what is wrong."""
+
 CUTS = {"prompt": [96], "chunks and decode": [40, 1, 30, 23, 1, 1]}
 SMALL_CUTS = {"prompt": [12], "chunks and decode": [5, 1, 4, 1, 1]}
 
@@ -82,7 +84,8 @@ class _Case:
         model = build_decoder(self.spec, self.weights, self.place.device, dtype, 256, kernels=TritonKernels())
         attention = partial(gpu_attention, "triton", open_device(self.place.device.type), heads=self.spec.num_heads)
         got = logits_of(model, self.tokens, lengths, 16, dtype, attention)
-        return compare(got, reference, **TOLERANCES[dtype])
+        choices = self.spec.moe is not None and dtype != torch.float32
+        return compare(got, reference, **(CHOICES if choices else TOLERANCES[dtype]))
 
 
 def _check_meter(place: Place) -> Found:

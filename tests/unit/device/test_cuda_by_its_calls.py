@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl_backend.device.cuda import CudaDevice
 from minisgl_backend.device.cuda_graphs import CudaRecorder
 from minisgl_backend.device.cuda_streams import CudaStreams
 from minisgl_backend.device.graph import NotRecordable
@@ -164,7 +165,7 @@ def test_work_is_launched_on_the_current_stream_and_a_mark_stands_in_it(fake: Fa
 
 def test_work_runs_once_as_it_is_then_is_captured_in_the_shared_pool_and_replayed(fake: FakeCuda) -> None:
     fake.free, fake.reserved = [50, 47, 47, 46.5], [1, 3, 3, 3.25]
-    recorder = CudaRecorder(0)
+    recorder = CudaRecorder(0, torch.cuda.Stream(0))
     out = torch.ones(2)
     collecting: list[bool] = []
 
@@ -198,7 +199,7 @@ def test_work_runs_once_as_it_is_then_is_captured_in_the_shared_pool_and_replaye
 
 def test_memory_that_another_process_gives_back_meanwhile_does_not_hide_what_a_recording_takes(fake: FakeCuda) -> None:
     fake.free, fake.reserved = [50, 60], [1, 3]
-    recorder = CudaRecorder(0)
+    recorder = CudaRecorder(0, torch.cuda.Stream(0))
     recorder(lambda: torch.ones(1))
     assert recorder.held_bytes == 2 * GIB
 
@@ -226,5 +227,20 @@ def test_what_cuda_forbids_in_a_capture_makes_work_not_recordable_and_no_room_is
         return torch.ones(1)
 
     with pytest.raises(expected, match=str(error).splitlines()[0]):
-        CudaRecorder(0)(work)
+        CudaRecorder(0, torch.cuda.Stream(0))(work)
     assert gc.isenabled()
+
+
+def test_recorders_of_a_gpu_share_a_stream_and_none_is_the_one_that_computes(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("is_available", True), ("device_count", 1), ("set_device", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
+    device = CudaDevice(0, threads=1)
+    assert device.streams.ahead
+    fake.free, fake.reserved = [50] * 4, [1] * 4
+    for _ in range(2):
+        recorder = device.recorder()
+        assert recorder.shares_memory
+        recorder(lambda: torch.ones(1))
+    assert [line for line in fake.log if line.startswith("capture in")] == ["capture in side 3, pool, thread_local"] * 2

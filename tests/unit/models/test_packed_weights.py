@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from torch import Tensor
 
 from fakes.attention_backends import native_library
+from fakes.gguf_model import matrices_as, write_gguf
 from fakes.random_model import write_random_llama
 from minisgl_backend.config import Quantization
 from minisgl_backend.kernels.native.kernels import NativeKernels
@@ -197,7 +199,8 @@ def test_weights_of_the_same_name_size_and_times_are_not_taken_for_those_that_we
 
 
 def test_quantised_products_stay_what_they_are(tmp_path: Path) -> None:
-    model, _ = load(write_random_llama(tmp_path / "model"), tmp_path, quantization="int8")
+    model, said = load(write_random_llama(tmp_path / "model"), tmp_path, quantization="int8")
+    assert said == ["quantised weights are multiplied by torch, so decode steps are not recorded"]
     assert products(model) == {"StoredLinear"} and isinstance(model.layers[0].attention.o, StoredLinear)
     assert isinstance(model.lm_head, NativeLinear), "the head is not quantised"
 
@@ -207,8 +210,29 @@ def test_a_small_model_is_packed_into_memory(tmp_path: Path) -> None:
     assert products(model) == {"NativeLinear"} and said == [] and not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(("kind", "quantised"), [("F32", False), ("Q8_0", True)])
+def test_of_a_gguf_file_that_stays_as_it_is_only_quantised_weights_are_torchs(
+    tmp_path: Path, kind: str, quantised: bool
+) -> None:
+    folder = write_random_llama(tmp_path / "model", intermediate_size=64, rms_norm_eps=1e-5)
+    file = tmp_path / "model.gguf"
+    write_gguf(folder, file, matrices_as(gguf.GGMLQuantizationType[kind]))
+    model, said = load(file, tmp_path, quantization="gguf")
+    assert products(model) == {"StoredLinear" if quantised else "NativeLinear"}
+    assert [line.startswith("quantised weights are multiplied by torch") for line in said] == [True] * quantised
+
+
+def test_experts_are_torchs_and_it_is_said_so(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    named = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    model, said = load(write_random_llama(tmp_path / "model", **named, **experts), tmp_path)
+    assert said == ["experts are multiplied by torch, so decode steps are not recorded"]
+    assert isinstance(model.layers[0].attention.o, NativeLinear)
+
+
 def test_products_in_fp16_are_torchs(tmp_path: Path) -> None:
-    model, _ = load(write_random_llama(tmp_path / "model"), tmp_path, dtype="float16")
+    model, said = load(write_random_llama(tmp_path / "model"), tmp_path, dtype="float16")
+    assert said == ["float16 weights are multiplied by torch, so decode steps are not recorded"]
     assert products(model) == {"Linear"} and isinstance(model.lm_head, Linear)
 
 

@@ -10,12 +10,15 @@ from torch import Tensor
 from minisgl_backend.messages.plan import NO_TOKEN, Logprobs
 from minisgl_backend.messages.tokens import unpack_tokens
 from minisgl_backend.sampling import sampler
-from minisgl_backend.sampling.logprobs import describe_sampled
+from minisgl_backend.sampling.logprobs import rank_sampled, ranked_size, tell_sampled, who_asks
 
 
 def describe(logits: Tensor, tokens: list[int], best: list[int]) -> tuple[Logprobs, ...]:
     positions = np.arange(len(tokens)) + 100
-    return describe_sampled(logits, torch.tensor(tokens), np.array(best), positions)
+    asked, vocab = who_asks(np.array(best), logits.shape[1]), logits.shape[1]
+    ranked = rank_sampled(logits, torch.tensor(tokens), asked, [torch.from_numpy(rows) for rows, _ in asked])
+    assert ranked.shape == (ranked_size(asked, vocab),)
+    return tell_sampled(ranked, asked, vocab, positions)
 
 
 def values(told: Logprobs) -> list[float]:

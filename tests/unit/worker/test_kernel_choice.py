@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from minisgl_backend.kernels.native.levels import LEVEL_VARIABLE
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.models.load import LoadKernels
+from minisgl_backend.sampling.draw import TorchDraw
 from minisgl_backend.worker.kernel_choice import KernelChoice, choose_kernels
 
 VARIANTS = (AttentionVariant(0.25),)
@@ -57,7 +59,7 @@ def test_a_model_that_native_attention_does_not_serve_is_served_by_torchs_and_to
     lines: list[str] = []
     choice = choose(lines)
     assert isinstance(choice.attention(pool(8), VARIANTS, 2), TorchAttention)
-    assert "head_dim is 8" in lines[-1]
+    assert "so decode steps are not recorded" in lines[-1] and "head_dim is 8" in lines[-1]
     with pytest.raises(ConfigError, match="setting 'attention' is native, but head_dim is 8"):
         choose([], attention="native").attention(pool(8), VARIANTS, 2)
 
@@ -129,6 +131,18 @@ def test_a_gpu_gets_our_kernels_in_triton(kernels: str) -> None:
     choice = choose_kernels(config(kernels=kernels), _Gpu(), lines.append)
     assert type(choice.layers).__name__ == "TritonKernels" and choice.load() == LoadKernels(choice.layers)
     assert choice.told == ", Triton kernels" and choice.library is None and not lines
+
+
+def test_tokens_are_drawn_by_the_kernels_that_layers_compute_with() -> None:
+    def upload(arrays: Sequence[Any]) -> list[torch.Tensor]:
+        raise AssertionError("nothing is sent before a step")
+
+    native = choose([])
+    assert native.library is not None
+    assert native.draw(upload) == TorchDraw(native.library.ops.best_of_rows.default)
+    assert choose([], kernels="torch").draw(upload) == TorchDraw()
+    assert choose_kernels(config(kernels="torch"), _Gpu(), lambda line: None).draw(upload) == TorchDraw()
+    assert type(choose_kernels(config(), _Gpu(), lambda line: None).draw(upload)).__name__ == "TritonDraw"
 
 
 def test_a_gpu_gets_torchs_kernels_when_they_are_asked_for() -> None:

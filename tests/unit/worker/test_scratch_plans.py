@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from minisgl_backend.attention.step_metadata import describe_step
-from minisgl_backend.worker.scratch_plans import warm_up_plans
+from minisgl_backend.kernels.gpu.int8 import int8_tile
+from minisgl_backend.kernels.gpu.moe import product_tile
+from minisgl_backend.kernels.gpu.tiles import cut_tile, row_tile
+from minisgl_backend.worker.scratch_plans import prompt_plans, warm_up_plans
 
 
 @pytest.mark.parametrize("context_tokens", [1, 2, 3, 5, 40, 600, 3000])
@@ -25,3 +28,19 @@ def test_the_warm_up_runs_all_kernels_of_a_gpus_attention() -> None:
         step = describe_step(np.array(plan.row_starts), np.array(plan.row_lengths), 16, 32).host
         seen |= {name for name in ("decode_rows", "tile_rows", "part_tiles") if len(getattr(step, name))}
     assert seen == {"decode_rows", "tile_rows", "part_tiles"}
+
+
+@pytest.mark.parametrize(("context_tokens", "token_budget"), [(1, 64), (2, 64), (900, 2048), (9000, 3000)])
+def test_prompts_of_the_warm_up_meet_every_tile_that_a_step_can_have(context_tokens: int, token_budget: int) -> None:
+    lengths = [plan.row_lengths[0] for plan in prompt_plans(context_tokens, token_budget, 16, 7)]
+    longest = min(context_tokens - 1, token_budget)
+    assert max(lengths, default=0) == longest
+    for tile_of in (
+        lambda tokens: product_tile(8 * tokens, 128, 2),
+        lambda tokens: product_tile(2 * tokens, 8, 2),
+        lambda tokens: int8_tile(tokens, 4096, 2),
+        lambda tokens: row_tile(tokens, 4096),
+        lambda tokens: row_tile(tokens * 48, 128),
+        lambda tokens: cut_tile(tokens, 12288),
+    ):
+        assert {tile_of(tokens) for tokens in lengths} == {tile_of(tokens) for tokens in range(1, longest + 1)}

@@ -7,6 +7,7 @@ hand: TRITON_INTERPRET=1 pytest -W ignore::RuntimeWarning -k "not bfloat16" test
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -80,7 +81,8 @@ def test_keys_of_few_tiles_are_dealt_among_programs(monkeypatch: pytest.MonkeyPa
     Broken values lie in the prefix and among the chunk's own.
     """
     monkeypatch.setattr(step_metadata, "_PART_KEYS", 64)
-    monkeypatch.setattr(attention_extend, "_PART_BYTES", 5 * 2 * 128 * 16 * 4)
+    monkeypatch.setattr(attention_extend, "_PART_BYTES", 7 * 2 * 128 * 16 * 4)
+    monkeypatch.setattr(attention_extend, "_JOIN_LANES", 64)
     variants = [AttentionVariant(0.3, sinks=True), replace(ALL, window=70)]
     case = case_of([(290, 50), (3, 1), (130, 7), (0, 5)], 16, torch.float16, variants=variants)
     starts, lengths = case.step.starts, case.step.lengths
@@ -88,8 +90,8 @@ def test_keys_of_few_tiles_are_dealt_among_programs(monkeypatch: pytest.MonkeyPa
     assert np.diff(step.split_offsets).tolist() == [5, 5, 2] and step.tile_rows.tolist() == [3]
     batches = attention_extend.batch_parts(step.split_offsets.tolist(), 7)
     assert [(list(batch.tiles), len(batch.parts)) for batch in batches] == [([0], 5), ([1, 2], 7)]
-    for place in (200, 331):
-        case.values[0][:, place, 1, 3] = torch.nan
+    for row, place in ((0, 331), (2, 20)):
+        case.values[row][:, place, 1, 3] = torch.nan
     case.fill()
     for layer in range(2):
         expected, given = case.expected(layer), case.attend(layer).double()
@@ -181,6 +183,20 @@ def test_a_recorded_step_reads_positions_and_tables_anew_and_gives_what_a_step_b
     q, k, v = (torch.full((4, heads, 16), torch.nan) for heads in (6, 2, 2))
     q[:3], k[:3], v[:3] = case.queries, case.new(case.keys, 0), case.new(case.values, 0)
     assert torch.equal(step.begin().attend(0, q, k, v, case.sinks[0])[:3], case.attend(0))
+
+
+def test_tiles_are_powers_of_two_that_hold_a_token_and_programs_are_no_more_than_a_gpu_needs() -> None:
+    for heads, kv_heads in ((1, 1), (9, 3), (28, 4), (32, 8), (32, 32), (64, 8), (71, 1), (400, 1)):
+        for dim, item_bytes in itertools.product((16, 64, 80, 96, 128, 192, 256), (2, 4)):
+            decode, extend = (tile(heads, kv_heads, dim, item_bytes) for tile in (decode_tile, extend_tile))
+            for size in (decode.heads, decode.keys, decode.columns, decode.splits, extend.queries, extend.keys):
+                assert size >= 8 and size & (size - 1) == 0
+            assert min(decode.columns, extend.columns) >= dim and min(decode.heads, extend.queries, decode.keys) >= 16
+            assert extend.tokens >= 1 and extend.queries // 2 < extend.tokens * extend.heads <= extend.queries
+            assert attention_extend.most_parts(extend, heads, kv_heads) >= 1
+            for rows in (1, 7, 64, 256):
+                programs = split_programs(rows, kv_heads, decode.splits)
+                assert programs == 1 or rows * kv_heads * programs <= 4096
 
 
 def test_places_follow_the_page_tables() -> None:

@@ -23,16 +23,23 @@ from minisgl_backend.kernels.moe import (
 )
 
 SILU = ExpertActivation("silu")
-ACTIVATIONS = [SILU, ExpertActivation("gelu_tanh"), ExpertActivation("clamped_swiglu", alpha=1.702, limit=0.7)]
+GELU = ExpertActivation("gelu_tanh")
+CLAMPED = ExpertActivation("clamped_swiglu", alpha=1.702, limit=0.7)
+ACTIVATIONS = [SILU, GELU, CLAMPED]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda it: it.kind)
 @pytest.mark.parametrize(
-    ("tokens", "num_experts", "top_k", "hidden", "inner"),
-    [(1, 4, 2, 33, 17), (3, 5, 5, 64, 65), (37, 3, 2, 70, 40), (70, 8, 1, 16, 100), (5, 40, 3, 129, 24)],
+    ("activation", "tokens", "num_experts", "top_k", "hidden", "inner"),
+    [
+        *((activation, 1, 4, 2, 33, 17) for activation in ACTIVATIONS),
+        (CLAMPED, 37, 3, 2, 70, 40),
+        (SILU, 3, 5, 5, 64, 65),
+        (SILU, 70, 8, 1, 16, 100),
+        (GELU, 5, 40, 3, 129, 24),
+    ],
 )
 def test_it_equals_the_reference_where_no_size_fills_a_block(
-    tokens: int, num_experts: int, top_k: int, hidden: int, inner: int, activation: ExpertActivation
+    activation: ExpertActivation, tokens: int, num_experts: int, top_k: int, hidden: int, inner: int
 ) -> None:
     experts = random_experts(num_experts, hidden, inner, biases=activation.alpha > 0)
     x, routing = random_tokens(tokens, hidden), random_routing(tokens, num_experts, top_k)
@@ -42,7 +49,7 @@ def test_it_equals_the_reference_where_no_size_fills_a_block(
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [40, 90, 300])
+@pytest.mark.parametrize("tokens", [40, 90, 140])
 def test_the_tiles_for_many_places_give_the_same(tokens: int) -> None:
     experts, x, routing = random_experts(2, 40, 24), random_tokens(tokens, 40), random_routing(tokens, 2, 1)
     assert product_tile(tokens, 2, 4).places > 16
@@ -118,13 +125,13 @@ def assert_sorted(chosen: torch.Tensor, num_experts: int, size: int) -> Blocks:
 
 def test_every_place_is_in_one_block_of_its_expert() -> None:
     direct = 0
-    for seed in range(16):
+    for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         tokens, num_experts = (int(n) for n in torch.randint(1, 24, (2,), generator=generator))
         chosen = random_routing(tokens, num_experts, min(num_experts, 1 + seed % 4)).experts
         chosen = chosen.masked_fill(torch.rand(tokens, 1, generator=generator) < 0.2, NO_EXPERT)
         direct += assert_sorted(chosen, num_experts, 4).places is None
-    assert 4 <= direct <= 12
+    assert 2 <= direct <= 8
 
 
 @pytest.mark.parametrize("tokens", [700, 3000])  # more than a step of a program

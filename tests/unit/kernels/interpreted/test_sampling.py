@@ -37,8 +37,8 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], positions: Rows) -> list
 
 
 def random_sampling(chance: np.random.Generator, vocab: int) -> Sampling:
-    """Greedy one time in five; filters alone and together, loose and tight, or none."""
-    if chance.random() < 0.2:
+    """Greedy one time in three; filters alone and together, loose and tight, or none."""
+    if chance.random() < 0.33:
         return GREEDY
     temperature = float(chance.choice([0.2, 0.7, 1.0, 1.0, 1.6, 4.0, 1e-6, 1e9]))
     top_k = int(chance.choice([0, 0, 0, 0, 0, 0, 0, 1, 2, 7, 50, vocab // 2, vocab - 1, vocab]))
@@ -71,7 +71,7 @@ def _exp_is_numpys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_exp_is_numpys")
 @pytest.mark.parametrize(
-    ("dtype", "vocab", "rows"), [(torch.float32, 301, 30), (torch.bfloat16, 1301, 150), (torch.float16, 4097, 30)]
+    ("dtype", "vocab", "rows"), [(torch.float32, 301, 30), (torch.bfloat16, 1301, 150), (torch.float16, 2049, 30)]
 )
 def test_rows_of_mixed_parameters_draw_the_reference_s_tokens(dtype: torch.dtype, vocab: int, rows: int) -> None:
     """Of each filter what is kept must be the same, or many of these would not be."""
@@ -103,12 +103,9 @@ def test_of_equal_logits_the_lower_id_comes_first_across_blocks_and_parts() -> N
 
 
 def test_flat_rows_make_all_tokens_candidates() -> None:
-    logits = torch.arange(9001).flip(0)[None] * -1.0  # top_k reaches far below every distance that is tried
-    how, where = Sampling(5000.0, 6000, 0.9, 3, 0), np.arange(2)
-    assert (
-        draw(logits.expand(2, -1), [how] * 2, where)
-        == sample_tokens(logits.expand(2, -1), columns_of([how] * 2), where).tolist()
-    )
+    """top_k reaches far below every distance that is tried."""
+    logits, how, where = torch.arange(5001).flip(0)[None] * -1.0, Sampling(5000.0, 3000, 0.9, 3, 0), np.array([5])
+    assert draw(logits, [how], where) == sample_tokens(logits, columns_of([how]), where).tolist()
 
 
 @pytest.mark.parametrize("how", [GREEDY, Sampling(1.0, 0, 1.0, 5, 0), Sampling(0.9, 40, 0.9, 6, 1)])
