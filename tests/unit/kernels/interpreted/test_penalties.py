@@ -38,13 +38,13 @@ def some(chance: np.random.Generator, vocab: int, most: int) -> list[int]:
 
 
 def random_rules(chance: np.random.Generator, vocab: int, said: Sequence[int]) -> TokenRules | None:
-    """Each kind of rule every other time; bad words end where `said` does, or do not."""
+    """Each kind of rule every other time; bad words begin with what was said last, of the prompt too, or do not."""
     if chance.random() < 0.2:
         return None
     asked = chance.random(6) < 0.5
     large = float(chance.choice([1.0, 1.0, 1e307]))
     biased = some(chance, vocab, 8)
-    words = [[*said[-back:], int(chance.integers(vocab))] for back in (1, 2) if back <= len(said)]
+    words = [[*said[-back:], int(chance.integers(vocab))] for back in (1, 2, 3) if back <= len(said)]
     words += [some(chance, vocab, 4), [int(chance.integers(vocab))]]
     return TokenRules(
         presence_penalty=float(chance.uniform(-1, 1)) * large * asked[0],
@@ -66,11 +66,10 @@ class Step:
         chance = self.chance = np.random.default_rng(seed)
         tokens = chance.integers(0, min(vocab, 30), (rows, CONTEXT)).astype(np.int32)
         self.positions = chance.integers(1, CONTEXT, rows)
-        starts = np.array([int(chance.integers(0, position + 1)) for position in self.positions])
+        starts = np.array([int(chance.integers(max(position - 5, 0), position + 1)) for position in self.positions])
         book = RuleBook(torch.from_numpy(tokens), starts, vocab)
         for row in range(rows):
-            said = tokens[row, starts[row] : self.positions[row]].tolist()
-            book.put(row, random_rules(chance, vocab, said))
+            book.put(row, random_rules(chance, vocab, tokens[row, : self.positions[row]].tolist()))
         self.rules: StepRules | None = book.of(np.arange(rows), self.positions)
         masked = np.flatnonzero(chance.random(rows) < 0.3)
         bits = pack_bits(chance.random((len(masked), vocab)) < chance.choice([0.02, 0.5], (len(masked), 1)))
