@@ -123,9 +123,9 @@ def test_what_blocks_take_is_bounded_and_does_not_grow_with_the_context(
     variants = [replace(CAPPED, window=window)]
     peaks = {
         name: peak_bytes(AttentionCase(rows, 16, dtype, variants=variants))
-        for name, rows in {"chunk": [(2000, 800)], "far chunk": [(8000, 800)], "decode": [(9000, 1)] * 4}.items()
+        for name, rows in {"chunk": [(2000, 200)], "far chunk": [(8000, 200)], "decode": [(9000, 1)] * 4}.items()
     }
-    state = 800 * 6 * 16 * 4  # of the chunk's queries, in fp32
+    state = 200 * 6 * 16 * 4  # of the chunk's queries, in fp32
     assert peaks["far chunk"] <= bound + 6 * state
     assert abs(peaks["far chunk"] - peaks["chunk"]) <= bound // 16
     assert peaks["decode"] <= bound
