@@ -12,6 +12,7 @@ _OVERLAP = "tests/sim/test_overlap.py::"
 _TRACE = "tests/sim/test_step_trace.py::"
 _RUNNING = "tests/sim/test_running_engine.py::"
 _CANCELS = "tests/sim/test_cancels.py::test_random_cancels_leak_nothing_and_all_other_answers_are_those_of_depth_0"
+_RESUMED = "tests/sim/test_resumption.py::"
 _LIFE = "tests/sim/test_life_of_requests.py::"
 _PROMPTS = "tests/sim/test_prompts.py::"
 _DEATHS = "tests/sim/test_deaths.py::"
@@ -273,6 +274,30 @@ ENDS_RULES = (
 
 LIFE_RULES = (
     Mutation(
+        "a request that kills twice is not tried again",
+        "actors/resumption.py",
+        "            if entry.memory.deaths >= _DEATHS:\n                return False\n",
+        "",
+        (_RESUMED + "test_a_poison_request_is_tried_twice_and_takes_nobody_with_it[overlap]",),
+        "engine-poison-for-ever",
+    ),
+    Mutation(
+        "those that outlive a death are tried one after another",
+        "actors/resumption.py",
+        "if self._trying is not None or not self._waiting:",
+        "if not self._waiting:",
+        (_RESUMED + "test_a_poison_request_is_tried_twice_and_takes_nobody_with_it[overlap]",),
+        "engine-all-tried-at-once",
+    ),
+    Mutation(
+        "what goes on does so behind its last token",
+        "actors/open_request.py",
+        "prompt=whole.prompt + pack_tokens(outputs),",
+        "prompt=whole.prompt,",
+        (_RESUMED + "test_every_stream_ends_as_if_nothing_had_died[overlap-(7, 30)]",),
+        "engine-resumed-from-the-prompt",
+    ),
+    Mutation(
         "a death answers everybody",
         "actors/supervisor.py",
         "                self._to_text.post(EngineDown())",
@@ -349,7 +374,9 @@ LIFE_RULES = (
         "actors/link.py",
         '        self._fail_open(Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")\n',
         "",
-        ("tests/sim/test_processes.py::test_a_killed_host_is_answered_at_once_and_started_again",),
+        (
+            "tests/sim/test_processes.py::test_a_host_that_is_killed_or_stopped_is_answered_at_once_and_started_again[killed]",
+        ),
         "engine-a-dead-host-is-silent",
     ),
 )
