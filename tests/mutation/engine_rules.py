@@ -282,14 +282,6 @@ LIFE_RULES = (
         "engine-poison-for-ever",
     ),
     Mutation(
-        "those that outlive a death are tried one after another",
-        "actors/resumption.py",
-        "if self._trying is not None or not self._waiting:",
-        "if not self._waiting:",
-        (_RESUMED + "test_a_poison_request_is_tried_twice_and_takes_nobody_with_it[overlap]",),
-        "engine-all-tried-at-once",
-    ),
-    Mutation(
         "what goes on does so behind its last token",
         "actors/open_request.py",
         "prompt=whole.prompt + pack_tokens(outputs),",
