@@ -36,7 +36,8 @@ from minisgl_backend.kernels.gpu.draw_math import (
 if TYPE_CHECKING:
     from minisgl_backend.kernels.gpu.sampling import DrawColumns
 
-_BLOCK = 4096
+_BLOCKS = {torch.float32: 2048, torch.float16: 4096, torch.bfloat16: 4096}
+"""Numbers at once. Of fp32 more than that spill registers."""
 _WARPS = 16
 _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """Of an fp32 that was one of these: so many of its last bits tell nothing."""
@@ -55,7 +56,7 @@ def filter_rows(logits: Tensor, best: Tensor, columns: DrawColumns, race: Tensor
     _filter[(rows,)](
         logits, best, columns.kinds, columns.heats, columns.floors, columns.top_ks, columns.top_ps, columns.keys,
         ids, keys, weights, race, logits.stride(0), vocab, parts,
-        PARTS=MOST_PARTS, SHIFT=_ZERO_BITS[logits.dtype], BLOCK=_BLOCK, num_warps=_WARPS,
+        PARTS=MOST_PARTS, SHIFT=_ZERO_BITS[logits.dtype], BLOCK=_BLOCKS[logits.dtype], num_warps=_WARPS,
     )  # fmt: skip
 
 
