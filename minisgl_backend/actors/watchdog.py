@@ -4,7 +4,8 @@
 
 A worker may hang without having died: in a driver, in a collective whose other side is gone, in a lock. Steps run one
 after another, so the time of a step begins when the one before it was answered. It looks from time to time, and costs
-a step nothing but two assignments.
+a step nothing but two assignments. Its looks are counted, not timed: who was stopped together with the workers (Ctrl-Z,
+a frozen container) has not waited for them meanwhile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from minisgl_backend.messages.control import Late
 from minisgl_backend.messages.plan import BatchPlan
 
 _LAST_PLANS = 8
-_LOOKS = 20  # in the time that a step may take
+_LOOKS = 20  # in the time that a step may take; one more must find it unanswered
 _ROWS_SHOWN = 64
 
 
@@ -35,6 +36,8 @@ class Watchdog:
         self._plans: deque[BatchPlan] = deque(maxlen=_LAST_PLANS)
         self._answered = 0  # the last step
         self._since_s = 0.0
+        self._looked_at = 0  # the step that was due at the last look
+        self._found = 0  # looks in a row that found it unanswered
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -55,9 +58,15 @@ class Watchdog:
             self._timer.cancel()
 
     def _look(self) -> None:
-        waited_s = self._clock() - self._since_s
-        if self._plans and self._plans[-1].step > self._answered and waited_s > self._limit_s:
-            self._on_late(Late(self._answered + 1, waited_s, tuple(describe_plan(plan) for plan in self._plans)))
+        due = self._answered + 1
+        if not self._plans or self._plans[-1].step < due:
+            self._found = 0
+        else:
+            self._found = self._found + 1 if due == self._looked_at else 1
+        self._looked_at = due
+        if self._found > _LOOKS:
+            waited_s = self._clock() - self._since_s
+            self._on_late(Late(due, waited_s, tuple(describe_plan(plan) for plan in self._plans)))
         else:
             self.start()
 

@@ -16,6 +16,7 @@ from minisgl_backend.actors.executors import process
 from minisgl_backend.actors.executors.group import GroupDied
 from minisgl_backend.actors.executors.process import GroupSettings
 from minisgl_backend.actors.mailbox import LocalMailbox
+from minisgl_backend.actors.watchdog import _LOOKS as LOOKS
 from minisgl_backend.actors.watchdog import Watchdog, describe_plan
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.device.placement import Placement
@@ -26,6 +27,8 @@ from minisgl_backend.messages.sampling import Sampling
 from minisgl_backend.messages.tokens import pack_tokens
 
 SOON_S = 30.0
+DAY_S = 86_400.0
+"""A limit at which it never looks by itself."""
 
 
 def plan(step: int, rows: int = 1) -> BatchPlan:
@@ -83,19 +86,30 @@ async def test_a_step_that_is_not_answered_is_told_once_with_the_last_plans(cloc
         assert told.empty()
 
 
+def _looks(watchdog: Watchdog, count: int) -> None:
+    for _ in range(count):
+        watchdog._look()
+
+
 async def test_the_time_of_a_step_begins_when_the_one_before_it_is_answered(clock: _Clock) -> None:
-    async with _watching(clock, limit_s=1.5) as (watchdog, told):
-        watchdog._limit_s = 1.5
+    async with _watching(clock, limit_s=DAY_S) as (watchdog, told):
         watchdog.handed_out(plan(1))
         watchdog.handed_out(plan(2))
-        clock.now_s += 1.0
+        _looks(watchdog, LOOKS)
         watchdog.answered(1)
-        clock.now_s += 1.0
-        watchdog._look()
-        assert told.empty(), "two seconds old, but only one second in the worker"
-        clock.now_s += 1.0
-        watchdog._look()
+        _looks(watchdog, LOOKS)
+        assert told.empty(), "found as often as two steps may be, but each only half as often"
+        _looks(watchdog, 1)
         assert told.get_nowait().step == 2
+
+
+async def test_a_step_that_was_stopped_together_with_its_watchdog_is_not_late(clock: _Clock) -> None:
+    async with _watching(clock, limit_s=DAY_S) as (watchdog, told):
+        watchdog.handed_out(plan(1))
+        _looks(watchdog, LOOKS - 1)
+        clock.now_s += 100 * DAY_S  # Ctrl-Z, a frozen container
+        _looks(watchdog, 1)
+        assert told.empty()
 
 
 async def test_who_has_nothing_to_do_is_not_late(clock: _Clock) -> None:
