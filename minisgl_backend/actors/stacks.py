@@ -29,16 +29,20 @@ async def write_report(report: Path, lines: Sequence[str], home: Path, pids: Map
 
     Waits a second at most for those who are too stuck for it. What can not be written is left out.
     """
+    before = {role: len(_told(home, role)) for role in pids}  # somebody else may have asked before
     for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)
+    told: dict[str, bytes] = {}
     for _ in range(round(_PATIENCE_S / _LOOK_EVERY_S)):
-        if all(_told(home, role) for role in pids):
-            break
         await asyncio.sleep(_LOOK_EVERY_S)
+        last, told = told, {role: _told(home, role)[before[role] :] for role in pids}
+        if all(told.values()) and told == last:  # and nobody is in the midst of it
+            break
     parts = [*lines]
     for role, pid in pids.items():
-        parts += ["", f"── {role} (pid {pid})", _told(home, role) or "it did not answer"]
+        stacks = told[role].decode(errors="replace")
+        parts += ["", f"── {role} (pid {pid})", stacks or "it did not answer"]
     _write(report, "\n".join(parts) + "\n")
 
 
@@ -47,11 +51,11 @@ def _write(report: Path, text: str) -> None:
         report.write_text(text, encoding="utf-8")
 
 
-def _told(home: Path, role: str) -> str:
+def _told(home: Path, role: str) -> bytes:
     try:
-        return _file(home, role).read_text(encoding="utf-8", errors="replace")
+        return _file(home, role).read_bytes()
     except OSError:
-        return ""
+        return b""
 
 
 def _file(home: Path, role: str) -> Path:
