@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Stub:
     pid: int
-    server: int  # pidfd
+    own: int  # pidfd of it
+    server: int  # pidfd of its tritonserver
     watching: asyncio.Task[None]
 
 
@@ -42,27 +43,33 @@ class ServerGuard:
         if not self._enabled or holder in self._stubs:
             return
         _, parent = state_of(pid)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+            server = os.pidfd_open(parent)
+            opened.callback(os.close, server)
             if Path(f"/proc/{parent}/comm").read_text().strip() == _SERVER:
+                own = os.pidfd_open(pid)
+                opened.pop_all()
                 watching = asyncio.get_running_loop().create_task(self._watch(holder, pid))
-                self._stubs[holder] = _Stub(pid, os.pidfd_open(parent), watching)
+                self._stubs[holder] = _Stub(pid, own, server, watching)
 
     def gave_back(self, holder: HolderId) -> None:
         """It ends in order."""
         stub = self._stubs.pop(holder, None)
         if stub is not None:
             stub.watching.cancel()
+            os.close(stub.own)
             os.close(stub.server)
 
     def lease_ended(self, holder: HolderId) -> None:
-        """Kills the server when the stub is lost. One that lives, and has only not read for a while, takes another
-        lease.
+        """Kills the server when the stub is lost, and a stopped stub with it, which would not notice and keep its lease
+        for ever. One that lives, and has only not read for a while, takes another lease.
         """
         stub = self._stubs.get(holder)
         if stub is not None and state_of(stub.pid)[0] in ("", "Z", "T"):
             _log.error("a stub of ours (pid %d) is lost: its tritonserver is killed ('end_server_with_stub')", stub.pid)
-            with contextlib.suppress(OSError):  # it is gone, too
-                signal.pidfd_send_signal(stub.server, signal.SIGKILL)
+            for pidfd in (stub.server, stub.own):
+                with contextlib.suppress(OSError):  # it is gone, too
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self.gave_back(holder)
 
     def close(self) -> None:

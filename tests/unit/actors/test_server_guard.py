@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -43,7 +44,8 @@ def _pair(folder: Path, name: str) -> Iterator[Pair]:
     assert server.stdout is not None
     stub = int(server.stdout.readline())
     yield Pair(server, stub)
-    psutil.Process(stub).kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(stub).kill()
     server.kill()
     server.communicate()
 
@@ -83,7 +85,10 @@ async def test_a_stub_that_died_takes_its_server_with_it(guard: ServerGuard, pai
 async def test_a_stub_that_is_stopped_takes_its_server_with_it(guard: ServerGuard, pair: Pair) -> None:
     guard.took_lease(HOLDER, pair.stub)
     os.kill(pair.stub, signal.SIGSTOP)
+    stub = os.pidfd_open(pair.stub)
     assert await asyncio.to_thread(pair.server.wait, SOON_S) == -signal.SIGKILL
+    assert (await asyncio.to_thread(select.select, [stub], [], [], SOON_S))[0], "it holds its lease for ever"
+    os.close(stub)
 
 
 async def test_a_stub_that_gave_its_lease_back_ends_alone(guard: ServerGuard, pair: Pair) -> None:
