@@ -22,7 +22,7 @@ class StubWatch:
 
     def __init__(self, server_pid: int) -> None:
         self._server_pid = server_pid
-        self._models: dict[int, str] = {}  # by the pid of their stub: ours alone; others' are ""
+        self._models: dict[int, str] = {}  # ours, by the pid of their stub
         self._found: dict[int, int] = {}  # looks in a row that found a process lost
         self._looks = 0
         self._list_stubs()  # now: of a dead one nobody can tell any more whose it was
@@ -35,7 +35,7 @@ class StubWatch:
         if self._is_lost(self._server_pid, state_of(self._server_pid)[0], "T"):
             return f"tritonserver {_LOST['T']} {PATIENCE_S:g} s ago"
         for pid, model in self._models.items():
-            state, _ = state_of(pid) if model else ("", 0)
+            state, _ = state_of(pid)
             if self._is_lost(pid, state, "TZ"):
                 return f"the stub of model {model!r} (pid {pid}) {_LOST[state]} {PATIENCE_S:g} s ago"
         return None
@@ -47,11 +47,12 @@ class StubWatch:
 
     def _list_stubs(self) -> None:
         """What is there now: models come and go, where Triton's model control lets them. The kernel's list of children
-        may miss one, so those that are known stay until they are gone.
+        may miss one, so those that are known stay until they are gone. A child that is none of ours is asked again:
+        between fork and exec a stub still looks like its server.
         """
         known = {pid: model for pid, model in self._models.items() if state_of(pid)[1] == self._server_pid}
-        new = {pid: _model_of(pid) for pid in children_of(self._server_pid) if pid not in known}
-        self._models = known | new
+        others = (pid for pid in children_of(self._server_pid) if pid not in known)
+        self._models = known | {pid: model for pid in others if (model := _model_of(pid))}
         there = {self._server_pid, *self._models}
         self._found = {pid: looks for pid, looks in self._found.items() if pid in there}
 

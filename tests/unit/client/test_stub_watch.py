@@ -112,3 +112,26 @@ def test_a_server_that_is_stopped_is_told(stub: Stub) -> None:
     watch = StubWatch(server.pid)
     _signal(server, signal.SIGSTOP)
     assert _looks(watch, LOOKS) == ["tritonserver was stopped by a signal 1 s ago"]
+
+
+def test_a_stub_that_is_met_before_it_is_one_is_watched_too(tmp_path: Path) -> None:
+    """Between fork and exec it looks like its server."""
+    stub, model = tmp_path / "triton_python_backend_stub", tmp_path / "mine" / "1" / "model.py"
+    stub.symlink_to(sys.executable)
+    model.parent.mkdir(parents=True)
+    model.write_text(f"{OURS}\nprint(flush=True)\ninput()\n")
+    becomes = f"import os; input(); os.execv({str(stub)!r}, [{str(stub)!r}, {str(model)!r}])"
+    process = subprocess.Popen([sys.executable, "-c", becomes], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        watch = StubWatch(os.getpid())
+        assert process.pid in children_of(os.getpid())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert not _looks(watch, LOOKS)
+        _signal(process, signal.SIGKILL)
+        assert len(_looks(watch, LOOKS)) == 1
+    finally:
+        process.kill()
+        process.communicate()
