@@ -145,6 +145,11 @@ def _check_together(config: EngineConfig) -> None:
             f"setting 'tensor_parallel' needs 'executor' to be \"process\" when it is {config.tensor_parallel}, "
             f"it is {config.executor!r}"
         )
+    if config.step_limit_s not in (0.0, EngineConfig().step_limit_s) and config.executor != "process":
+        raise ConfigError(
+            f"setting 'step_limit_s' needs 'executor' to be \"process\", it is {config.executor!r}, and nobody can end "
+            "the thread of a worker"
+        )
     if config.target_itl_ms and not config.mixed:
         raise ConfigError("setting 'target_itl_ms' needs 'mixed': without it each prompt stops all running streams")
 

@@ -122,6 +122,14 @@ def test_pinning_is_refused_where_there_is_no_process_to_pin() -> None:
         resolve_config({"cpu_cores": "0", "executor": "inline"})
 
 
+def test_a_limit_of_steps_is_refused_where_there_is_no_process_to_end() -> None:
+    with pytest.raises(ConfigError, match="'step_limit_s' needs 'executor' to be \"process\", it is 'inline'"):
+        resolve_config({"step_limit_s": 10, "executor": "inline"})
+    for taken in ({"step_limit_s": 0}, {}):
+        assert resolve_config({"executor": "inline", **taken}).executor == "inline"
+    assert resolve_config({"step_limit_s": 10}).step_limit_s == 10.0
+
+
 def test_lists_of_cpus_are_written_as_linux_does() -> None:
     assert parse_cpu_cores(" 8, 0-3 ,2") == (0, 1, 2, 3, 8)
     assert parse_cpu_cores("") == ()
