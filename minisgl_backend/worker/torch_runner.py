@@ -386,16 +386,16 @@ def _choose_pages(
     """
     page_bytes = shape.bytes_per_page(config.page_size)
     if config.kv_bytes:
-        free = device.free_memory_bytes()
-        if config.kv_bytes > free:
-            raise ConfigError(f"setting 'kv_bytes' is {config.kv_bytes:,}, but {device.name} has {free:,} bytes free")
+        free, whose = device.free_memory_bytes(), f" on each of {ranks} ranks" if ranks > 1 else ""
+        if config.kv_bytes * ranks > free:
+            raise ConfigError(
+                f"setting 'kv_bytes' is {config.kv_bytes:,}{whose}, but {device.name} has {free:,} bytes free"
+            )
         return pages_in(config.kv_bytes, page_bytes, source=f"setting 'kv_bytes' = {config.kv_bytes:,}"), 0
     useful_bytes = useful_pages(config.max_running, context_tokens, config.page_size) * page_bytes
     held = scratch().expected_recordings_bytes()
     peak = device.peak_memory_bytes(lambda: scratch().run_largest())
     budget = device.kv_pool_bytes(
-        utilization=config.gpu_memory_utilization, peak_bytes=peak + held, useful_bytes=useful_bytes
-    )
-    if budget < useful_bytes:  # it is what can be spared, and all look at the same memory
-        budget //= ranks
-    return pages_in(budget, page_bytes, source=f"the free memory of {device.name}"), peak
+        utilization=config.gpu_memory_utilization, peak_bytes=peak + held, useful_bytes=useful_bytes * ranks
+    )  # of all ranks: they look at the same memory
+    return pages_in(budget // ranks, page_bytes, source=f"the free memory of {device.name}"), peak

@@ -22,6 +22,7 @@ from minisgl_backend.config import resolve_config
 from minisgl_backend.device.cpu import CpuDevice
 from minisgl_backend.distributed.seat import ALONE
 from minisgl_backend.errors import ConfigError, ModelUnsupported
+from minisgl_backend.kvpool.paged import KvShape
 from minisgl_backend.messages.ids import SlotId, StepId
 from minisgl_backend.messages.plan import Admission, BatchPlan, PageGrant, StepResult
 from minisgl_backend.messages.sampling import GREEDY, Sampling
@@ -180,6 +181,29 @@ def test_kv_bytes_below_one_page_or_beyond_the_memory_are_refused(
     monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda self: 10 * PAGE_BYTES)
     with pytest.raises(ConfigError, match=r"'kv_bytes' is .*, but cpu .* has .* bytes free"):
         build(folder, kv_bytes=11 * PAGE_BYTES)
+
+
+class _NoRunner:
+    def expected_recordings_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("free_pages", "each"), [(10_000, 28), (4 * 28 * 3, 28), (4 * 28 * 2, 18), (4 * 28, 9), (13, 1)]
+)
+def test_ranks_share_what_the_memory_of_their_machine_can_spare(
+    monkeypatch: pytest.MonkeyPatch, free_pages: int, each: int
+) -> None:
+    """A quarter of it is the pools'. 28 pages are all that a rank can use."""
+    shape = KvShape(2, 2, 16, torch.float32)
+    page_bytes = shape.bytes_per_page(16)
+    monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda self: free_pages * page_bytes)
+    config = resolve_config({"device": "cpu", "max_running": 4})
+    pages, _ = torch_runner._choose_pages(config, shape, CpuDevice(1), 100, 3, _NoRunner)  # type: ignore[arg-type]
+    assert pages == each
+    taken = resolve_config({"device": "cpu", "kv_bytes": free_pages // 2 * page_bytes})
+    with pytest.raises(ConfigError, match=r"'kv_bytes' is .* on each of 3 ranks, but cpu .* has .* bytes free"):
+        torch_runner._choose_pages(taken, shape, CpuDevice(1), 100, 3, _NoRunner)  # type: ignore[arg-type]
 
 
 class _Metered(CpuDevice):
