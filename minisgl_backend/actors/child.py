@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ import zmq.asyncio
 from minisgl_backend.actors.executors.build import make_scheduler, token_bytes_of
 from minisgl_backend.actors.executors.process import CAPACITY, GroupSettings
 from minisgl_backend.actors.parent_death import die_with
-from minisgl_backend.actors.rundir import memory_turn
+from minisgl_backend.actors.rundir import ranks_turn
 from minisgl_backend.actors.scheduler import SchedulerActor, ToScheduler
 from minisgl_backend.actors.stacks import tell_stacks_on_signal
 from minisgl_backend.actors.step_trace import FIRST_WORKER_TRACK, SCHEDULER_TRACK, StepTrace
@@ -82,7 +81,7 @@ async def run_worker(rank: int, home: Path, settings: GroupSettings, context: zm
     import_torch(config, folder, say)
     token_bytes = token_bytes_of(folder)
     seat = Seat(rank, len(settings.placement.workers), settings.ranks_memory, home / "meeting")
-    with memory_turn(home.parent.parent, waits) if rank == 0 else nullcontext():  # rank 0 has it for all
+    with ranks_turn(home, rank, waits):
         runner: StepRunner = build_runner(config, folder, seat, say, token_bytes)
         runner.warm_up()  # what it counted on is taken then
     trace = StepTrace(_trace_file(settings), role, FIRST_WORKER_TRACK + rank)

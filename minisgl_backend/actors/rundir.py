@@ -37,6 +37,7 @@ RUNTIME_VARIABLE = "MINISGL_RUNTIME_DIR"
 _INHERITED = ("CUDA_VISIBLE_DEVICES", "MINISGL_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
 _LOCK_PATIENCE_S = 120.0  # longer than any start takes under its lock
 _KEPT_S = 86_400.0
+_SIGN_LOOK_S = 0.02
 _SOCKET_PATH_LIMIT = 100  # Linux takes 107 bytes; the deepest socket adds "/gNNNN/worker-NNN"
 
 
@@ -123,6 +124,22 @@ def memory_turn(root: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+@contextmanager
+def ranks_turn(home: Path, rank: int, waiting: Callable[[], None]) -> Iterator[None]:
+    """`memory_turn` of all ranks of the engine group in the folder `home` of its engine: rank 0 has it for all, and the
+    others take nothing before.
+    """
+    sign = home / "turn"
+    if rank:
+        while not sign.exists():
+            time.sleep(_SIGN_LOOK_S)
+        yield
+    else:
+        with memory_turn(home.parent.parent, waiting):
+            sign.touch()
+            yield
 
 
 def prune(run_dir: Path) -> None:

@@ -29,8 +29,8 @@ ALONE = Seat()
 
 
 def make_memory(ranks: int) -> int:
-    """A file descriptor of fresh memory for so many ranks, to be inherited by them. The caller closes it."""
-    descriptor = os.memfd_create("minisgl-ranks", 0)
+    """A file descriptor of fresh memory for so many ranks, to be passed on to them alone. The caller closes it."""
+    descriptor = os.memfd_create("minisgl-ranks")
     os.ftruncate(descriptor, memory_bytes(ranks))
     return descriptor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -196,8 +197,9 @@ def test_a_rank_that_is_lost_takes_its_group_along_and_all_come_back(
     client = Client(structs.replace(slow, tensor_parallel=2))
     ids = {client.submit("the cat", max_tokens=LONG) for _ in range(4)}
     client.outputs.get(timeout=PATIENCE_S)
-    before = _stats(client.config)
+    before, place = _stats(client.config), find(engine_dir(absolute(client.config)))
     assert [role for role, _ in before.pids] == ["scheduler", "worker-0", "worker-1"]
+    assert [_ranks_memories(pid) for _, pid in before.pids] == [0, 1, 1]
     os.kill(_pid(before, "worker-1"), number)
     ends = [client.terminal() for _ in ids]
     assert all(isinstance(end, Failed) and end.status is Status.UNAVAILABLE for end in ends)
@@ -206,7 +208,17 @@ def test_a_rank_that_is_lost_takes_its_group_along_and_all_come_back(
     client.submit("the cat")
     assert isinstance(client.terminal(), Finished)
     assert not any(psutil.pid_exists(pid) for _, pid in before.pids)
+    assert place is not None and _ranks_memories(place.pid) == 1, "that of the group that died is gone"
     client.link.close()
+
+
+def _ranks_memories(pid: int) -> int:
+    """Descriptors that it has of memory which ranks share."""
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += "memfd:minisgl-ranks" in str(descriptor.readlink())
+    return found
 
 
 def test_heads_that_can_not_be_dealt_out_end_the_start_with_the_degrees_that_work(config: EngineConfig) -> None:

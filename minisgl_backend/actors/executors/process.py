@@ -17,8 +17,8 @@ import os
 import shutil
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -71,26 +71,34 @@ class ProcessExecutor:
         home = self._run_dir / f"g{generation}"
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(mode=0o700)
-        ranks = len(self._settings.placement.workers)
-        memory = make_memory(ranks) if ranks > 1 else -1
-        settings = msgspec.structs.replace(self._settings, ranks_memory=memory)
-        (home / "engine.json").write_bytes(msgspec.json.encode(settings))
-        context = zmq.asyncio.Context()
-        members = _Members(home, settings, context)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                group = await members.start(tasks, say, self._context_tokens)
-                tasks.create_task(members.forward(deliver, say))
-                tasks.create_task(members.watch_scheduler())
-                yield group
-        except BaseExceptionGroup as errors:
-            raise first_death(errors) or errors from None
-        finally:
-            await asyncio.shield(members.stop())
-            context.destroy(linger=0)
-            shutil.rmtree(home, ignore_errors=True)
-            if memory >= 0:
-                os.close(memory)
+        with _memory_of(len(self._settings.placement.workers)) as memory:
+            settings = msgspec.structs.replace(self._settings, ranks_memory=memory)
+            (home / "engine.json").write_bytes(msgspec.json.encode(settings))
+            context = zmq.asyncio.Context()
+            members = _Members(home, settings, context)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    group = await members.start(tasks, say, self._context_tokens)
+                    tasks.create_task(members.forward(deliver, say))
+                    tasks.create_task(members.watch_scheduler())
+                    yield group
+            except BaseExceptionGroup as errors:
+                raise first_death(errors) or errors from None
+            finally:
+                await asyncio.shield(members.stop())
+                context.destroy(linger=0)
+                shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def _memory_of(ranks: int) -> Iterator[int]:
+    """A descriptor of what they share; -1: there is one rank."""
+    memory = make_memory(ranks) if ranks > 1 else -1
+    try:
+        yield memory
+    finally:
+        if memory >= 0:
+            os.close(memory)
 
 
 class _Members:
@@ -109,7 +117,6 @@ class _Members:
             context, home / "host", SchedulerToText | FromChild, CAPACITY
         )
         self._outlets: dict[str, WireOutlet[TextToScheduler | Begin | Halt]] = {}
-        self._inherited = (settings.ranks_memory,) if settings.ranks_memory >= 0 else ()
 
     async def start(self, tasks: asyncio.TaskGroup, say: Say, context_tokens: int) -> Group:
         for line in self._settings.placement.lines:
@@ -117,7 +124,7 @@ class _Members:
         for role in self._roles:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "minisgl_backend.actors.child", role, str(self._home), str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL, env=self._environment(role), pass_fds=self._inherited,
+                stdin=asyncio.subprocess.DEVNULL, env=self._environment(role), pass_fds=self._inherited(role),
             )  # fmt: skip
             self._processes[role] = process
             tasks.create_task(self._watch(role, process))
@@ -131,6 +138,10 @@ class _Members:
     def _environment(self, role: str) -> dict[str, str]:
         given = dict(os.environ)
         return given | self._workers[role].environment(given) if role in self._workers else given
+
+    def _inherited(self, role: str) -> tuple[int, ...]:
+        memory = self._settings.ranks_memory
+        return (memory,) if memory >= 0 and role in self._workers else ()
 
     async def _all_ready(self, say: Say) -> int:
         ready: dict[str, int] = {}

@@ -14,7 +14,15 @@ import pytest
 
 from minisgl_backend.actors.internal import HolderId
 from minisgl_backend.actors.lease import Leases
-from minisgl_backend.actors.rundir import RUNTIME_VARIABLE, engine_dir, is_locked, locked, memory_turn, prune
+from minisgl_backend.actors.rundir import (
+    RUNTIME_VARIABLE,
+    engine_dir,
+    is_locked,
+    locked,
+    memory_turn,
+    prune,
+    ranks_turn,
+)
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import ConfigError
 
@@ -103,6 +111,27 @@ def test_engines_take_their_memory_one_after_another_and_who_waits_says_so(tmp_p
     thread.join(60.0)
     assert order == ["first", "second"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_rank_takes_its_memory_before_rank_0_has_the_turn_of_all(tmp_path: Path) -> None:
+    home = tmp_path / "engine" / "g1"
+    home.mkdir(parents=True)
+    order: list[str] = []
+    waits = threading.Event()
+
+    def takes(rank: int) -> None:
+        with ranks_turn(home, rank, waits.set):
+            order.append("rank")
+
+    ranks = [threading.Thread(target=takes, args=(rank,)) for rank in (2, 1, 0)]
+    with memory_turn(tmp_path, lambda: None):
+        for thread in ranks:
+            thread.start()
+        assert waits.wait(60.0)
+        order.append("another engine")
+    for thread in ranks:
+        thread.join(60.0)
+    assert order == ["another engine", "rank", "rank", "rank"]
 
 
 async def test_a_lease_ends_with_its_process_however_that_ends() -> None:
