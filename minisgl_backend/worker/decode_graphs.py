@@ -68,9 +68,10 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A recording of one size."""
+    """A recording of one size, and all that lives outside of it and is read by it: a graph keeps addresses alone."""
 
     inputs: _Inputs
+    every_row: Tensor  # int64: 0, 1, 2 …; read by each replay, as the inputs are
     attention: DecodeStep
     graph: Graph
     logits: Tensor  # [rows, vocab], in the model's dtype
@@ -196,4 +197,4 @@ class DecodeGraphs:
         graph, logits = self._record(
             lambda: self._model.forward(inputs.tokens, inputs.positions, step.begin(), every_row)
         )
-        return _Recorded(inputs, step, graph, logits)
+        return _Recorded(inputs, every_row, step, graph, logits)

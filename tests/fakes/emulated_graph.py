@@ -4,11 +4,13 @@ It notes every operator with the tensors it was given, and replays them over the
 hold is refused while it is recorded: a value that the host reads, data that the host gives, shapes that depend on
 values. What a graph does not keep is spoilt: all that was made in a recording, but what it returned, is broken numbers
 before a replay and after it. So an input that was not refreshed, something the host did while recording, and somebody
-who reads from inside a graph all show in the tokens.
+who reads from inside a graph all show in the tokens. What a graph reads it does not hold: a replay fails when somebody
+has let go of a tensor that was there before the recording.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from minisgl_backend.device.graph import Graph, NotRecordable
 
@@ -62,7 +64,7 @@ class EmulatedGraph:
     """See Graph. `replays`: how often it ran."""
 
     def __init__(self, tape: _Tape, out: Tensor) -> None:
-        self._calls = tape.calls
+        self._calls, self._given = tape.calls, tape.given
         kept = out.untyped_storage().data_ptr()
         self._inner = [made for made in tape.made if made.untyped_storage().data_ptr() != kept]
         self._all = tape.made
@@ -73,9 +75,11 @@ class EmulatedGraph:
     @torch.inference_mode()
     def replay(self) -> None:
         assert not self.closed, "a closed recording"
+        assert all(given() is not None for given in self._given), "memory that a recording reads was given back"
         self.replays += 1
         _spoil(self._all)
         for func, args, kwargs, outs in self._calls:
+            args, kwargs, outs = tree_map_only(weakref.ref, lambda given: given(), (args, kwargs, outs))
             for made, kept in zip(_tensors(func(*args, **kwargs)), outs, strict=True):
                 if made.data_ptr() != kept.data_ptr():
                     kept.copy_(made)
@@ -87,12 +91,16 @@ class EmulatedGraph:
 
 
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """calls: what a replay does. made: every tensor that did not lie in the memory of another one when it was made."""
+    """calls: what a replay does. made: every tensor that did not lie in the memory of another one when it was made.
+    given: those that were there before; not held, in `calls` neither.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[Any, Sequence[Any], Mapping[str, Any], list[Tensor]]] = []
+        self.calls: list[tuple[Any, ...]] = []  # operator, its arguments, by position and by name, and what it gave
         self.made: list[Tensor] = []
+        self.given: list[weakref.ref[Tensor]] = []
+        self._own: dict[int, Tensor] = {}  # that came out of an operator, views among them
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -108,12 +116,21 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRecordable(f"{func} depends on values, which the host would have to read")
         out = func(*args, **kwargs)
         outs = list(_tensors(out))
+        strangers = {id(tensor) for tensor in _tensors((args, kwargs))} - self._own.keys()
+        self._own |= {id(tensor): tensor for tensor in outs if id(tensor) not in strangers}
         given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
         fresh = [tensor for tensor in outs if tensor.untyped_storage().data_ptr() not in given]
         self.made += fresh
+        noted = tree_map_only(Tensor, self._unheld, (args, kwargs, outs))
         if func._schema.is_mutable or (fresh and name not in _ALLOCATIONS):
-            self.calls.append((func, args, kwargs, outs))
+            self.calls.append((func, *noted))
         return out
+
+    def _unheld(self, tensor: Tensor) -> Tensor | weakref.ref[Tensor]:
+        if id(tensor) in self._own:
+            return tensor
+        self.given.append(weakref.ref(tensor))
+        return self.given[-1]
 
 
 class _NoHost(TorchFunctionMode):

@@ -256,6 +256,18 @@ def test_what_lies_within_a_recording_is_not_there_for_anybody_else() -> None:
     assert torch.equal(out, given * 2 + 1) and leaked[-1].isnan().all()
 
 
+@pytest.mark.parametrize("view", [False, True])
+@torch.inference_mode()
+def test_what_a_recording_reads_must_be_held_by_somebody(view: bool) -> None:
+    given = [torch.arange(3.0)]
+    graph, out = EmulatedRecorder()(lambda: (given[0].view(3, 1) if view else given[0]) + 1)
+    graph.replay()
+    assert out.sum() == 6
+    given.clear()
+    with pytest.raises(AssertionError, match="given back"):
+        graph.replay()
+
+
 class _Reading:
     """A model whose forward looks at a value of the device."""
 
