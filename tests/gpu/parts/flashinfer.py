@@ -51,7 +51,7 @@ class _Part:
             check = partial(check_step, self.place, attention, self.place.half, rows, shape)
             self.report.check(f"a mixed step, {shape}", check, needs_s=3)
         self.report.check(
-            "decode steps, recorded, and by our own kernels", partial(self._check_recorded, with_package), needs_s=5
+            "decode steps, recorded, and by our own kernels", partial(self._check_steps, with_package), needs_s=5
         )
         if not self.place.dry:
             for case in TIMED:
