@@ -115,7 +115,7 @@ def measure(case: Case, clock: GpuClock, ceilings: Ceilings | None) -> dict[str,
         "tflop_s": round(case.operations / ms / 1e9, 3),
     }
     if case.peer is not None:
-        row["torch_ms"] = round(clock.median_ms(case.peer), 5)
+        row["torch_ms"] = round(clock.median_ms(case.peer, captured=not case.peer_waits), 5)
     return row
 
 

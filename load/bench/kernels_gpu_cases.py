@@ -5,11 +5,13 @@ Shapes are those of the models in gpu_models.py; on a CPU, where the kernels are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,17 +20,27 @@ from load.bench.gpu_stand import gpu_attention
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.device.device import open_device
+from minisgl_backend.kernels.gpu.heads import prepare_and_write
+from minisgl_backend.kernels.gpu.int8 import int8_product_triton
 from minisgl_backend.kernels.gpu.kernels import TritonKernels
 from minisgl_backend.kernels.gpu.moe import mix_experts_triton
+from minisgl_backend.kernels.gpu.penalties import change_rows
 from minisgl_backend.kernels.gpu.sampling import sample_rows
-from minisgl_backend.kernels.interface import HeadPreparation, Rotation
+from minisgl_backend.kernels.interface import HeadPreparation, Kernels, Rotation
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, mix_experts_reference
+from minisgl_backend.kernels.paged_kv import write_kv
 from minisgl_backend.kernels.torch_kernels import TORCH_KERNELS
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
-from minisgl_backend.messages.sampling import GREEDY, Sampling
+from minisgl_backend.layers.quant.int8 import Int8Rows
+from minisgl_backend.messages.sampling import GREEDY, Sampling, TokenRules
 from minisgl_backend.sampling.device_columns import device_columns
+from minisgl_backend.sampling.draw import change_logits
+from minisgl_backend.sampling.masks import TokenMasks
 from minisgl_backend.sampling.parameters import SamplingColumns
+from minisgl_backend.sampling.row_changes import row_changes
+from minisgl_backend.sampling.rules import RuleBook
 from minisgl_backend.sampling.sampler import sample_tokens
+from minisgl_backend.sampling.utf8 import pack_bits
 
 _SILU = ExpertActivation("silu")
 
@@ -43,6 +55,7 @@ class Case:
     operations: float  # of products: two for each multiplication
     tolerance: float  # of the error's root mean square, relative
     peer: Callable[[], object] | None = None  # timed beside it
+    peer_waits: bool = False  # for the device, so that no graph can hold it
 
 
 @dataclass(frozen=True)
@@ -63,14 +76,21 @@ def all_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Maker]:
         yield Maker(f"silu {rows} x {inner}", partial(cases.silu, rows, inner))
         heads = (4, 2, 16) if small else (32, 8, 128)
         yield Maker(f"rotary {rows} x {heads}", partial(cases.rotary, rows, *heads))
+        yield Maker(f"rotary and write {rows} x {heads}", partial(cases.write, rows, *heads))
+        outputs = 40 if small else 6144
+        yield Maker(f"int8 {rows} x {outputs} x {size}", partial(cases.int8, rows, outputs, size))
         yield Maker(f"take_rows {rows} x {size}", partial(cases.take_rows, rows, size, 50 if small else 128256))
     for tokens in (5,) if small else (1, 8, 64, 4096):
         experts = (6, 2, 40, 24) if small else (128, 8, 2048, 768)
         yield Maker(f"experts {tokens} of {experts}", partial(cases.experts, tokens, *experts))
+        yield Maker(f"router {tokens} of {experts[:3]}", partial(cases.route, tokens, *experts[:3]))
     for rows in (3,) if small else (1, 64, 256):
         vocab = 300 if small else 151936
         for name, sampling in _SAMPLINGS.items():
             yield Maker(f"draw {name} {rows} x {vocab}", partial(cases.draw, rows, vocab, sampling))
+        said = 20 if small else 1000
+        yield Maker(f"penalties, masks {rows} x {vocab}", partial(cases.changes, rows, vocab, said))
+        yield Maker(f"softcap {rows} x {vocab}", partial(cases.softcap, rows, vocab))
     for shape in _SMALL_ATTENTION if small else _ATTENTION:
         yield Maker(f"attention {shape}", partial(cases.attention, shape))
 
@@ -173,6 +193,70 @@ class _Cases:
             2 * _rounding(self.dtype),
         )
 
+    def write(self, tokens: int, heads: int, kv_heads: int, dim: int) -> Case:
+        """Norms of heads, rotation, keys and values into pages of 16 tokens. What is compared are the pages of keys."""
+        qkv, end = self.normal(tokens, heads + 2 * kv_heads, dim), heads + kv_heads
+        q, k, v = qkv[:, :heads], qkv[:, heads:end], qkv[:, end:]
+        angles = self.normal(tokens, 1, dim // 2).float()
+        rotation, norm = Rotation(angles.cos(), angles.sin()), self.normal(dim)
+        ours = HeadPreparation(TritonKernels(), rotation, norm, norm, 1e-6)
+        theirs = HeadPreparation(TORCH_KERNELS, rotation, norm.float(), norm.float(), 1e-6)
+        pages = tokens // 16 + 1
+        places = torch.randperm(pages * 16, generator=torch.Generator().manual_seed(tokens))[:tokens].to(self.device)
+        k_pages, v_pages = (qkv.new_zeros(pages, 16, kv_heads, dim) for _ in range(2))
+
+        def work() -> Tensor:
+            prepare_and_write(q, k, v, ours, k_pages, v_pages, places)
+            return k_pages
+
+        def reference() -> Tensor:
+            keys, values = (torch.zeros(k_pages.shape, device=self.device) for _ in range(2))
+            write_kv(keys, values, theirs(q.float(), k.float())[1], v.float(), places)
+            return keys
+
+        return Case(work, reference, 2 * qkv.nbytes + 2 * angles.nbytes, 0, 2 * _rounding(self.dtype))
+
+    def softcap(self, rows: int, vocab: int) -> Case:
+        x = self.normal(rows, vocab) * 30
+        kernels = TritonKernels()
+        return Case(
+            lambda: kernels.softcap(x, 30.0),
+            lambda: TORCH_KERNELS.softcap(x.float(), 30.0),
+            2 * x.nbytes,
+            0,
+            2 * _rounding(self.dtype),
+            lambda: TORCH_KERNELS.softcap(x, 30.0),
+        )
+
+    def int8(self, tokens: int, outputs: int, depth: int) -> Case:
+        x, rows = self.normal(tokens, depth), Int8Rows.quantise(self.normal(outputs, depth) * depth**-0.5)
+        weight = rows.dense(slice(None), self.dtype)
+        return Case(
+            lambda: int8_product_triton(x, rows.values, rows.scales, None),
+            lambda: F.linear(x.float(), rows.dense(slice(None), torch.float32)),
+            rows.values.nbytes + x.nbytes + tokens * outputs * self.dtype.itemsize,
+            2.0 * tokens * outputs * depth,
+            2 * _rounding(self.dtype),
+            lambda: F.linear(x, weight),
+        )
+
+    def route(self, tokens: int, num_experts: int, top_k: int, hidden: int) -> Case:
+        """A router's logits and its choice. What is compared are the weights of the chosen."""
+        x, weight = self.normal(tokens, hidden), self.normal(num_experts, hidden).double() * hidden**-0.5
+        ours = TritonKernels()
+
+        def work(kernels: Kernels) -> Tensor:
+            return kernels.choose_experts(kernels.router_logits(x, weight, None), top_k, renormalise=True).weights
+
+        return Case(
+            lambda: work(ours),
+            lambda: work(TORCH_KERNELS),
+            weight.nbytes + x.nbytes + 12 * tokens * top_k,
+            2.0 * tokens * num_experts * hidden,
+            1e-5,
+            lambda: work(TORCH_KERNELS),
+        )
+
     def take_rows(self, count: int, size: int, rows: int) -> Case:
         table = self.normal(rows, size)
         index = torch.arange(count, device=self.device) * 7919 % rows
@@ -191,9 +275,7 @@ class _Cases:
         logits, parameters, positions = self.normal(rows, vocab) * 3, SamplingColumns.greedy(rows), np.arange(rows)
         for row in range(rows):
             parameters.put(row, sampling)
-        columns = device_columns(
-            parameters, positions, lambda arrays: [torch.from_numpy(a).to(self.device) for a in arrays]
-        )
+        columns = device_columns(parameters, positions, self._upload)
 
         def drawn(tokens: Tensor) -> Tensor:
             return logits.gather(1, tokens[:, None]).float()
@@ -205,7 +287,39 @@ class _Cases:
             0,
             0.0 if sampling is GREEDY else 0.05,
             lambda: sample_tokens(logits, parameters, positions),
+            peer_waits=True,
         )
+
+    def changes(self, rows: int, vocab: int, said: int) -> Case:
+        """Penalties of rows that have said so many tokens, and a mask for each.
+
+        Bytes: a copy's, the same in place, and once more, so that what is masked can be compared.
+        """
+        logits, every = (self.normal(rows, vocab) * 3).float(), np.arange(rows)
+        chance = np.random.default_rng(rows)
+        tokens = torch.from_numpy(chance.integers(0, vocab, (rows, said), dtype=np.int32)).to(self.device)
+        book = RuleBook(tokens, np.full(rows, said // 2), vocab)
+        for row in range(rows):
+            book.put(row, TokenRules(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2))
+        rules = book.of(every, np.full(rows, said))
+        masks = TokenMasks(every, torch.from_numpy(pack_bits(chance.random((rows, vocab)) < 0.5)))
+        changes = row_changes(rules, masks, every, self._upload)
+
+        def work() -> Tensor:
+            own = logits.clone()
+            change_rows(own, changes)
+            return own.nan_to_num_(neginf=0.0)
+
+        return Case(
+            work,
+            lambda: change_logits(logits.clone(), every, rules, masks).nan_to_num_(neginf=0.0),
+            6 * logits.nbytes,
+            0,
+            1e-6,
+        )
+
+    def _upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        return [torch.from_numpy(array).to(self.device) for array in arrays]
 
     def experts(self, tokens: int, num_experts: int, top_k: int, hidden: int, inner: int) -> Case:
         """The choices are spread evenly; bytes: the weights of the experts that are chosen."""
