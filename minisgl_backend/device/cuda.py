@@ -86,7 +86,11 @@ class CudaDevice:
         return int(peak)
 
     def reserve_memory(self, size_bytes: int) -> None:
-        """See Device: what was taken and given back stays torch's own. Less than that where there is less."""
+        """See Device: what was taken and given back stays torch's own. Less than that where there is less.
+
+        What torch has beyond what is in use goes back first: it would come on top, beyond this engine's share.
+        """
+        torch.cuda.empty_cache()
         with suppress(torch.OutOfMemoryError):
             torch.empty(size_bytes, dtype=torch.uint8, device=self.torch_device)
 

@@ -244,3 +244,19 @@ def test_recorders_of_a_gpu_share_a_stream_and_none_is_the_one_that_computes(
         assert recorder.shares_memory
         recorder(lambda: torch.ones(1))
     assert [line for line in fake.log if line.startswith("capture in")] == ["capture in side 3, pool, thread_local"] * 2
+
+
+def test_memory_for_activations_is_taken_when_what_the_warm_up_left_has_gone_back(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both together would be more than the engine's share, which its neighbours reckon with."""
+
+    def take(size: int, **options: Any) -> None:
+        fake.log.append(f"takes {size} of {options['device']}")
+        raise torch.OutOfMemoryError("others have it")
+
+    monkeypatch.setattr(torch, "empty", take)
+    device = object.__new__(CudaDevice)
+    device._index = 1
+    device.reserve_memory(7)
+    assert fake.log == ["empty cache", "takes 7 of cuda:1"]
