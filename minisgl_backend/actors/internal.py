@@ -60,7 +60,7 @@ class EngineUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineDown:
-    """The group is no more: every open request is answered UNAVAILABLE."""
+    """The group is no more: every open request is answered UNAVAILABLE, or kept for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +89,23 @@ class Tokenised:
     outcome: Accepted | bytes | RequestError
 
 
-ToText = FromHolder | HolderGone | Loaded | Tokenised | EngineUp | EngineDown | StateChanged | Progress | Gauges | View
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The deadline of a request has passed that no scheduler may have."""
+
+    sequence: SequenceId
+
+
+ToText = (
+    FromHolder
+    | HolderGone
+    | Loaded
+    | Tokenised
+    | Overdue
+    | EngineUp
+    | EngineDown
+    | StateChanged
+    | Progress
+    | Gauges
+    | View
+)

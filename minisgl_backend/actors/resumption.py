@@ -1,7 +1,7 @@
 """Requests that outlive their engine group, and go on in the next one (the setting `resume_on_restart`).
 
 Where it stands in the flow: owned by the text actor. When a group dies it keeps what is in work; when the next one is
-ready they are handed over one after another, by arrival, each when the one before it got a token or ended:
+ready they are handed over one after another, by urgency and arrival, each when the one before it got a token or ended:
 
     EngineDown ──► keep each ──► EngineUp ──► turn ── a token, an end ──► turn ── …
 
@@ -43,11 +43,16 @@ class Resumption:
         """Behind all others."""
         self._waiting[entry.sequence] = entry
 
+    def is_waiting(self, entry: OpenRequest) -> bool:
+        """No scheduler has it."""
+        return entry.sequence in self._waiting
+
     def next(self) -> OpenRequest | None:
         """Whose turn it is, now in work; None: nobody's, or the one before has no token yet."""
         if self._trying is not None or not self._waiting:
             return None
-        self._trying = self._waiting.pop(next(iter(self._waiting)))
+        self._trying = min(self._waiting.values(), key=_urgency)  # of equals the first
+        del self._waiting[self._trying.sequence]
         return self._trying
 
     def moved(self, entry: OpenRequest) -> None:
@@ -55,3 +60,9 @@ class Resumption:
         self._waiting.pop(entry.sequence, None)
         if entry is self._trying:
             self._trying = None
+
+
+def _urgency(entry: OpenRequest) -> int:
+    """Smaller goes first. The same for all, unless the policy is `priority`."""
+    assert entry.memory is not None
+    return entry.memory.accepted.priority

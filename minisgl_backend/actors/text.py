@@ -27,6 +27,7 @@ from minisgl_backend.actors.internal import (
     HolderGone,
     HolderId,
     Loaded,
+    Overdue,
     StateChanged,
     Tokenised,
     ToText,
@@ -52,7 +53,7 @@ from minisgl_backend.messages.client import (
     Request,
     Stats,
 )
-from minisgl_backend.messages.engine import Abort, Gauges, Probe, Progress, TextToScheduler, View
+from minisgl_backend.messages.engine import Abort, EndReason, Gauges, Probe, Progress, TextToScheduler, View
 from minisgl_backend.messages.ids import RequestId, SequenceId
 from minisgl_backend.text import operations
 from minisgl_backend.text.limits import RequestLimits, limits_of
@@ -134,6 +135,8 @@ class TextActor:
             self._resume()
         elif isinstance(message, EngineDown):
             self._on_engine_down()
+        elif isinstance(message, Overdue):
+            self._on_overdue(message)
         elif isinstance(message, StateChanged):
             self._on_state(message)
         elif isinstance(message, View):
@@ -235,6 +238,7 @@ class TextActor:
             return
         if self._engine is None and entry.memory is not None:
             self._resumption.wait(entry)
+            self._tell_deadline(entry, entry.memory)
         else:
             self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
 
@@ -427,8 +431,25 @@ class TextActor:
         if entry.memory is None:
             if entry.tokenising is None or not self._config.resume_on_restart:
                 self._end(id, Status.UNAVAILABLE, "the engine stopped unexpectedly; try again in a moment")
-        elif not self._resumption.keep(entry):
+        elif self._resumption.keep(entry):
+            self._tell_deadline(entry, entry.memory)
+        else:
             self._end(id, Status.INTERNAL, "the engine stopped twice over this request; it is not tried again")
+
+    def _tell_deadline(self, entry: OpenRequest, memory: Memory) -> None:
+        """To ourselves, when it has passed: no scheduler looks at it now."""
+        timeout_s = memory.accepted.timeout_s
+        if timeout_s is not None:
+            left_s = entry.arrived_s + timeout_s - time.monotonic()
+            asyncio.get_running_loop().call_later(max(0.0, left_s), self._inbox.post, Overdue(entry.sequence))
+
+    def _on_overdue(self, overdue: Overdue) -> None:
+        entry = self._open.get(overdue.sequence)
+        if entry is None or entry.record is None or not self._resumption.is_waiting(entry):
+            return
+        for index in entry.record.unended:
+            entry.record.on_end(EndReason.DEADLINE, index)
+        self._touched[entry.sequence] = None
 
     def _resume(self) -> None:
         """Hands over what is left of the request whose turn it is. What a group that is gone does not take, the next

@@ -219,9 +219,12 @@ async def fake_engine(
         fake.schedulers.append(make_scheduler(config, pages, 1024))
         return fake.schedulers[-1]
 
+    async def wait(seconds: float) -> None:
+        await fake.wait(seconds)  # as it is then: a test may put another in its place
+
     executor = InlineExecutor(build_rank, make)
     supervisor = Supervisor(
-        executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=fake.wait
+        executor, fake.inbox, page_size=config.page_size, max_restarts=config.max_restarts, wait=wait
     )
     async with asyncio.timeout(patience_s):
         async with asyncio.TaskGroup() as tasks:

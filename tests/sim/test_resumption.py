@@ -155,14 +155,53 @@ async def test_an_engine_that_stays_down_answers_all_that_waited_for_it(tiny_lla
             assert isinstance(end, Failed) and end.status is Status.UNAVAILABLE
 
 
-async def test_a_deadline_runs_on_while_the_engine_is_down(tiny_llama: Path, overlap: bool) -> None:
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_deadline_that_passes_while_the_engine_is_down_is_answered_then(
+    tiny_llama: Path, overlap: bool, n: int
+) -> None:
+    up = asyncio.Event()
+
+    async def waits_when_it_comes_back(seconds: float) -> None:
+        await up.wait()
+
     async with fake_engine(tiny_llama, overlap=overlap, hook=_Dies(4), resume_on_restart=True) as engine:
+        engine.wait = waits_when_it_comes_back  # type: ignore[method-assign]
         holder = engine.holder()
-        late = asyncio.get_running_loop().time() + 0.05
-
-        async def waits(seconds: float) -> None:
-            await asyncio.sleep(max(0.0, late - asyncio.get_running_loop().time()) + 0.05)
-
-        engine.wait = waits  # type: ignore[method-assign]
-        end = await holder.answer(_ask(holder, text=b"the cat", timeout_us=50_000))
+        patient = holder.request("the cat", max_tokens=20)
+        late = holder.request("the cat", max_tokens=900, n=n, deadline_ms=50)
+        end = await holder.answer(late)
         assert isinstance(end, Failed) and "deadline" in end.message
+        assert holder.healths[-1].state is EngineState.RESTARTING and not holder.ended(patient)
+        up.set()
+        assert await holder.text(patient)
+        await holder.idle()
+
+
+class _Admitted(_Dies):
+    """Keeps the lengths of the prompts that were admitted after the first death."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__(*steps)
+        self.lengths: list[int] = []
+
+    async def __call__(self, plan: BatchPlan) -> None:
+        await super().__call__(plan)
+        if self.deaths:
+            self.lengths += [count_tokens(admission.prompt) for admission in plan.admissions]
+
+
+async def test_the_most_urgent_goes_on_first(tiny_llama: Path, overlap: bool) -> None:
+    """Else it would wait behind one that nobody who comes meanwhile lets have a turn."""
+    hook = _Admitted(2)
+    async with fake_engine(
+        tiny_llama, overlap=overlap, hook=hook, resume_on_restart=True, policy="priority", max_running=1
+    ) as engine:
+        holder = engine.holder()
+        ids = [
+            holder.request("the cat and the hat " * words, max_tokens=3, priority=priority)
+            for words, priority in ((9, 5), (6, 7), (3, 1), (1, 5))
+        ]
+        for id in ids:
+            await holder.text(id)
+        order = [sorted(hook.lengths).index(length) for length in hook.lengths]
+        assert order == [1, 3, 0, 2], "the shortest prompt was asked last"
