@@ -72,19 +72,26 @@ def warm_up_plans(
     return tuple(plans)
 
 
-def prompt_plans(context_tokens: int, token_budget: int, page_size: int, scratch_page: int) -> tuple[BatchPlan, ...]:
-    """A prompt of one token, one of two, of four, and so on up to the longest of a step.
+def prompt_plans(
+    max_running: int, context_tokens: int, token_budget: int, page_size: int, scratch_page: int
+) -> tuple[BatchPlan, ...]:
+    """A prompt of one token, one of two, of four, and so on up to the most tokens that a step can have: where that is
+    more than a context, of several prompts.
 
     On a GPU: kernels have tiles by the number of tokens, and each is compiled when it is first launched. Seconds each,
     which no request should wait for.
     """
-    most = min(token_budget, context_tokens - 1)
-    lengths = [1 << power for power in range(most.bit_length())]
+    longest = context_tokens - 1
+    most = min(token_budget, max_running * longest)
     pages = _pages(context_tokens, page_size, scratch_page)
     plans = []
-    for step, length in enumerate(sorted({*lengths, most} - {0}), start=1):
-        admission = Admission(SlotId(0), pack_tokens([0] * length), GREEDY)
-        plans.append(_plan(step, (admission,), [(0, 0, length, 1)], pages))
+    for step, tokens in enumerate(sorted({*(1 << power for power in range(most.bit_length())), most} - {0}), start=1):
+        whole, rest = divmod(tokens, longest)
+        lengths = [longest] * whole + [rest] * (rest > 0)
+        admissions = tuple(
+            Admission(SlotId(slot), pack_tokens([0] * length), GREEDY) for slot, length in enumerate(lengths)
+        )
+        plans.append(_plan(step, admissions, [(slot, 0, length, 1) for slot, length in enumerate(lengths)], pages))
     return tuple(plans)
 
 

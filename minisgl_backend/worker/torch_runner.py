@@ -112,7 +112,7 @@ class TorchRunner:
             self._graphs.warm_up()
         plans = warm_up_plans(*self._scratch_shape())
         if self._device.capability > (0, 0):
-            plans += prompt_plans(*self._scratch_shape()[1:])
+            plans += prompt_plans(*self._scratch_shape())
         for plan in plans:
             _result_of(self._launch(plan))
         self._undrawn = None

@@ -30,11 +30,19 @@ def test_the_warm_up_runs_all_kernels_of_a_gpus_attention() -> None:
     assert seen == {"decode_rows", "tile_rows", "part_tiles"}
 
 
-@pytest.mark.parametrize(("context_tokens", "token_budget"), [(1, 64), (2, 64), (900, 2048), (9000, 3000)])
-def test_prompts_of_the_warm_up_meet_every_tile_that_a_step_can_have(context_tokens: int, token_budget: int) -> None:
-    lengths = [plan.row_lengths[0] for plan in prompt_plans(context_tokens, token_budget, 16, 7)]
-    longest = min(context_tokens - 1, token_budget)
-    assert max(lengths, default=0) == longest
+@pytest.mark.parametrize(
+    ("context_tokens", "token_budget", "most"),
+    [(1, 64, 0), (2, 64, 5), (900, 2048, 2048), (900, 1 << 20, 4495), (9000, 3000, 3000)],
+)
+def test_prompts_of_the_warm_up_meet_every_tile_that_a_step_can_have(
+    context_tokens: int, token_budget: int, most: int
+) -> None:
+    """Of five sequences at most."""
+    plans = prompt_plans(5, context_tokens, token_budget, 16, 7)
+    assert all(len(set(plan.row_slots)) == len(plan.row_slots) <= 5 for plan in plans)
+    assert all(0 < length < context_tokens for plan in plans for length in plan.row_lengths)
+    lengths = [sum(plan.row_lengths) for plan in plans]
+    assert max(lengths, default=0) == most
     for tile_of in (
         lambda tokens: product_tile(8 * tokens, 128, 2),
         lambda tokens: product_tile(2 * tokens, 8, 2),
@@ -43,4 +51,4 @@ def test_prompts_of_the_warm_up_meet_every_tile_that_a_step_can_have(context_tok
         lambda tokens: row_tile(tokens * 48, 128),
         lambda tokens: cut_tile(tokens, 12288),
     ):
-        assert {tile_of(tokens) for tokens in lengths} == {tile_of(tokens) for tokens in range(1, longest + 1)}
+        assert {tile_of(tokens) for tokens in lengths} == {tile_of(tokens) for tokens in range(1, most + 1)}
