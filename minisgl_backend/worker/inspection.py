@@ -24,6 +24,7 @@ from minisgl_backend.models.gguf_file import GgufFile
 from minisgl_backend.models.limits import check_context_fits, context_limit
 from minisgl_backend.models.load import open_source
 from minisgl_backend.models.quantization import check_quantization, quantised_tensors
+from minisgl_backend.models.ranks import check_ranks
 from minisgl_backend.models.registry import FAMILIES
 from minisgl_backend.models.spec import ModelSpec
 from minisgl_backend.models.tensors import expected_tensors, unused_tensors
@@ -72,6 +73,7 @@ def inspect_model(config: EngineConfig, path: Path) -> Inspection:
         faults.append(str(error))
     needs = _needs(config, spec, path)
     try:
+        check_ranks(spec, config.tensor_parallel, config.quantization)
         check_context_fits(config, spec, needs.context_tokens, needs.free_bytes)
     except StartError as error:
         faults.append(str(error))

@@ -21,8 +21,10 @@ from typing import Any
 
 from minisgl_backend.config import SETTINGS_VARIABLE, EngineConfig, parse_setting, read_settings
 from minisgl_backend.errors import ConfigError
+from minisgl_backend.models.folder import read_model_spec
 from minisgl_backend.models.limits import context_limit
 from minisgl_backend.models.locate import FETCHABLE, fetched_folder, locate_model
+from minisgl_backend.models.ranks import check_ranks
 from minisgl_backend.serving import settings as triton_settings
 from minisgl_client.commands.fetch import fetch_model
 from minisgl_client.gateway.settings import DEFAULT_PORT
@@ -144,7 +146,7 @@ def prepare_model(config: EngineConfig, stages: Stages) -> str:
     """Has the model in place and looks at it: fetches what can be fetched, refuses what can not run.
 
     Returns the setting `model` to pass on, which means the same from any working directory. Raises ModelNotFound,
-    ModelUnsupported, or ConfigError for a context that is longer than the model's.
+    ModelUnsupported, or ConfigError for a context that is longer than the model's and for ranks that it does not take.
     """
     if config.device == "fake":
         return config.model
@@ -154,6 +156,7 @@ def prepare_model(config: EngineConfig, stages: Stages) -> str:
     stages.begin("model", config.model)
     folder = locate_model(config.model)
     context_limit(config, folder)
+    check_ranks(read_model_spec(folder), config.tensor_parallel, config.quantization)
     return str(folder) if Path(config.model).expanduser().exists() and config.model not in FETCHABLE else config.model
 
 

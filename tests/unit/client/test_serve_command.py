@@ -310,6 +310,8 @@ def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeyp
         json.dump(config | {"num_hidden_layers": 1, "num_attention_heads": 4}, file)
     monkeypatch.chdir(tmp_path.parent)
     assert prepare_model(EngineConfig(model=tmp_path.name), Stages()) == str(tmp_path)
+    with pytest.raises(ConfigError, match=r"'tensor_parallel' is 3, but 4 query heads .* takes 1, 2, 4"):
+        prepare_model(EngineConfig(model=tmp_path.name, tensor_parallel=3), Stages())
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "x.py"}}')
     with pytest.raises(ModelUnsupported, match="auto_map"):
         prepare_model(EngineConfig(model=tmp_path.name), Stages())

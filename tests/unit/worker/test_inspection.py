@@ -61,6 +61,11 @@ def test_a_missing_tensor_and_no_room_are_told_together(tmp_path: Path) -> None:
     assert "lacks tensor 'model.norm.weight'" in faults[0] and "no page of the KV pool" in faults[1]
 
 
+def test_ranks_that_do_not_fit_the_model_are_told_with_those_that_do(tmp_path: Path) -> None:
+    (fault,) = inspected(write_random_llama(tmp_path), tensor_parallel=3).faults
+    assert fault.startswith("setting 'tensor_parallel' is 3, but 4 query heads") and fault.endswith("takes 1, 2, 4")
+
+
 def test_a_quantisation_that_does_not_fit_the_model_is_told(tmp_path: Path) -> None:
     folder = write_random_llama(tmp_path, intermediate_size=40)
     assert "no GGUF file" in inspected(folder, quantization="gguf").faults[0]
