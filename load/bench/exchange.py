@@ -65,10 +65,14 @@ def main() -> None:
         others = [_start(options, rank) for rank in range(1, options.ranks)]
         try:
             timed = _measure(options)
+            failed = [code for other in others if (code := other.wait(timeout=60))]
         finally:
             for other in others:
-                other.wait(timeout=60)
+                other.kill()
+                other.wait()
     os.close(memory)
+    if failed:
+        sys.exit(f"a rank ended with code {failed[0]}")
     print(
         json.dumps({"bench": "exchange", "ranks": options.ranks, **regime(), "sizes": [asdict(one) for one in timed]})
     )
