@@ -5,15 +5,18 @@ sequences in fp64.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fakes.attention_backends import Backend
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
+
+if TYPE_CHECKING:
+    from fakes.attention_backends import Backend  # imports pytest, which the proof on a GPU does without
 
 
 class AttentionCase:

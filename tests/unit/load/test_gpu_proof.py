@@ -120,3 +120,33 @@ def test_what_measures_and_checks_a_gpu_runs_dry(command: tuple[str, ...], tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert found["passed"] is True and found["checks"]
+
+
+LACKING = ("pytest", "hypothesis", "psutil", "xgrammar", "gguf", "tritonclient", "minisgl_client", "openvino")
+"""What a machine with a GPU may be without; README.md there promises it."""
+
+_IMPORTS = f"""
+import importlib, sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {LACKING}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Lacking())
+from tests.gpu.parts.__main__ import PARTS
+for part in PARTS.values():
+    for module in part:
+        importlib.import_module("tests.gpu.parts." + module)
+import load.bench.kernels_gpu, load.bench.step_gpu, tests.gpu.compilation
+"""
+
+
+@pytest.mark.slow
+def test_all_parts_can_be_imported_without_development_packages() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
