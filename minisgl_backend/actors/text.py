@@ -415,6 +415,7 @@ class TextActor:
 
     def _on_engine_down(self) -> None:
         self._engine = None
+        self._flush()  # what was whole before it died is no loss
         self._resumption.begin()
         for id in list(self._by_request.values()):
             self._survive(id)

@@ -12,8 +12,8 @@ from fakes.engine import FakeEngine, fake_engine
 from minisgl_backend.actors.internal import EngineDown
 from minisgl_backend.actors.mailbox import Undeliverable
 from minisgl_backend.errors import ModelUnsupported, Status
-from minisgl_backend.messages.client import EngineState, Failed
-from minisgl_backend.messages.engine import Progress
+from minisgl_backend.messages.client import EngineState, Failed, Finished
+from minisgl_backend.messages.engine import Ended, EndReason, Progress
 from minisgl_backend.messages.plan import BatchPlan, StepResult
 from minisgl_backend.scheduler.scheduler import Scheduler
 from minisgl_backend.worker.fake import FakeRunner
@@ -30,6 +30,25 @@ class _DiesAt:
         self._seen += 1
         if self._seen in self._steps:
             raise RuntimeError("the device fell off the bus")
+
+
+async def test_an_answer_that_was_whole_when_the_engine_died_is_told(tiny_llama: Path, overlap: bool) -> None:
+    """The text actor finds its last token and the death together."""
+
+    async def hangs(plan: BatchPlan) -> None:
+        await asyncio.Event().wait()
+
+    async with fake_engine(tiny_llama, overlap=overlap, hook=hangs) as engine:
+        holder = engine.holder()
+        whole, rest = holder.request("the cat", max_tokens=1), holder.request("the cat", max_tokens=1)
+        while not (await holder.stats()).running:
+            pass
+        assert engine.text is not None
+        sequence = min(engine.text._open)
+        engine.inbox.post(Progress((sequence,), (30,), (Ended(sequence, EndReason.LENGTH),)))
+        engine.inbox.post(EngineDown())
+        assert isinstance(await holder.answer(whole), Finished)
+        assert isinstance(await holder.answer(rest), Failed)
 
 
 async def test_a_worker_death_answers_everybody_and_the_engine_comes_back(tiny_llama: Path, overlap: bool) -> None:
