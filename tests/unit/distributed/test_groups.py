@@ -155,6 +155,18 @@ def test_a_recording_goes_through_as_many_rounds_as_it_is_replayed(
         assert all(out.shape == (4, 17) and (out == out[0, 0]).all() for out in seen)
 
 
+def test_rounds_go_on_where_their_numbers_begin_anew(library: Library, memory: Callable[[int], int]) -> None:
+    """Each is counted in 32 bits, first of its rank's 128 bytes at the begin of the memory: a day or two of steps."""
+    for rank in range(3):
+        os.pwrite(memory(3), (2**32 - 3).to_bytes(4, sys.byteorder), rank * 128)
+
+    def work(group: RankGroup) -> list[float]:
+        return [group.add_up(torch.full((5,), float(group.rank + turn))).sum().item() for turn in range(8)]
+
+    for sums in together(3, partial(_shared, library, memory(3)), work):
+        assert sums == [5.0 * (3 * turn + 3) for turn in range(8)]
+
+
 _ALONE = """
 import torch
 from minisgl_backend.distributed.seat import make_memory
