@@ -124,7 +124,11 @@ def settings_of(arguments: argparse.Namespace, repository: Path, environment: Ma
     given = read_settings(None, environment)
     given.update(parse_setting(text) for text in arguments.set)
     given.update({key: value for key in ("model", "dtype") if (value := getattr(arguments, key)) is not None})
-    engine_config(repository, given)
+    if engine_config(repository, given).end_server_with_stub:
+        raise ConfigError(
+            "setting 'end_server_with_stub' is for a tritonserver that something else starts again: `minisgl serve` "
+            "would end with it, and by itself starts its server again; leave it false"
+        )
     bridge_config(repository, given)
     return given
 

@@ -304,6 +304,11 @@ def test_a_wrong_setting_of_the_repository_is_refused_before_the_server_starts(t
         settings_of(arguments_of(), repository(tmp_path, '{"pagesize": 8}'), {})
 
 
+def test_a_server_that_others_start_again_is_refused_here(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'end_server_with_stub' is for a tritonserver that something else starts"):
+        settings_of(arguments_of(), repository(tmp_path, '{"end_server_with_stub": true}'), {})
+
+
 def test_a_local_model_is_passed_on_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "config.json").open("w") as file:
         config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64}
