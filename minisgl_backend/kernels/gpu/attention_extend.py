@@ -29,6 +29,9 @@ from minisgl_backend.kernels.gpu.attention_softmax import LOG2_E, add_block, pla
 _PART_BYTES = 128 << 20
 """Bound on what the parts of split tiles leave behind at once."""
 
+_MOST_TILES = 65535
+"""Of one launch, and most parts: the second dimension of a grid has no more."""
+
 _JOIN_LANES = 16
 
 
@@ -96,7 +99,8 @@ def batch_parts(split_offsets: Sequence[int], most_parts: int) -> tuple[PartBatc
 
 def most_parts(tile: ExtendTile, heads: int, kv_heads: int) -> int:
     """That are there at once. Their weighted values lie in fp32, and are part of the activations' peak."""
-    return max(_PART_BYTES // (_head_blocks(tile, heads, kv_heads) * tile.queries * tile.columns * 4), 1)
+    fitting = _PART_BYTES // (_head_blocks(tile, heads, kv_heads) * tile.queries * tile.columns * 4)
+    return max(min(fitting, _MOST_TILES), 1)
 
 
 def _head_blocks(tile: ExtendTile, heads: int, kv_heads: int) -> int:
@@ -126,12 +130,10 @@ def attend_extend(
     lanes = {"GROUP": heads // kv_heads, "DIM": dim, "QUERIES": tile.queries, "TOKENS": tile.tokens}
     lanes |= {"HEADS": tile.heads, "COLUMNS": tile.columns}
 
-    def attend(
-        programs: int, first_part: int, tiles: tuple[Tensor, Tensor], parts: tuple[Tensor, ...], **to: Any
-    ) -> None:
+    def attend(programs: int, first: int, tiles: tuple[Tensor, Tensor], parts: tuple[Tensor, ...], **to: Any) -> None:
         _attend_tile[(blocks, programs)](
             q, k_pages, v_pages, rows.starts, rows.lengths, rows.token_offsets, rows.page_tables,
-            *tiles, rows.split_offsets, rows.part_tiles, first_part, out, *(parts or (None, None, None)),
+            *tiles, rows.split_offsets, rows.part_tiles, first, out, *(parts or (None, None, None)),
             q_token_stride=q.stride(0), q_head_stride=q.stride(1),
             token_stride=out.stride(0), head_stride=out.stride(1), table_stride=rows.page_tables.stride(0),
             scale=scale / softcap if softcap else scale * LOG2_E.value, softcap=softcap, window=window,
@@ -139,8 +141,9 @@ def attend_extend(
             KEYS=tile.keys, STAGES=tile.stages, SPLIT=bool(parts), num_warps=tile.warps, **lanes, **to,
         )  # fmt: skip
 
-    if len(rows.tile_rows):
-        attend(len(rows.tile_rows), 0, (rows.tile_rows, rows.tile_firsts), (), sinks=sinks)
+    tiles = len(rows.tile_rows)
+    for first in range(0, tiles, _MOST_TILES):
+        attend(min(tiles - first, _MOST_TILES), first, (rows.tile_rows, rows.tile_firsts), (), sinks=sinks)
     for batch in rows.batches:
         size = (len(batch.parts), blocks, tile.queries)
         parts = tuple(torch.empty(n, dtype=torch.float32, device=q.device) for n in ((*size, dim), size, size))
@@ -151,20 +154,23 @@ def attend_extend(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_stride", "window", "first_part"])
+@triton.jit(do_not_specialize=["table_stride", "window", "first_program"])
 def _attend_tile(
     q, k_pages, v_pages, starts, lengths, token_offsets, tables, tile_rows, tile_firsts, split_offsets, part_tiles,
-    first_part, target, outs, most_of, total_of, sinks,
+    first_program, target, outs, most_of, total_of, sinks,
     q_token_stride, q_head_stride, token_stride, head_stride, table_stride, scale, softcap, window,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
     QUERIES: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS queries of one row, HEADS heads each. SPLIT: and a part of their keys, with sinks left to the join."""
-    tile = tl.program_id(1)
+    """TOKENS queries of one row, HEADS heads each. SPLIT: and a part of their keys, with sinks left to the join.
+
+    first_program: how many tiles, or parts, other launches have.
+    """
+    tile = first_program + tl.program_id(1)
     if SPLIT:
-        tile = tl.load(part_tiles + first_part + tile).to(tl.int32)
+        tile = tl.load(part_tiles + tile).to(tl.int32)
     row = tl.load(tile_rows + tile).to(tl.int64)
     first = tl.load(tile_firsts + tile).to(tl.int32)
     start, length = tl.load(starts + row).to(tl.int32), tl.load(lengths + row).to(tl.int32)
@@ -200,7 +206,7 @@ def _attend_tile(
         parts_begin = tl.load(split_offsets + tile).to(tl.int32)
         parts = tl.load(split_offsets + tile + 1).to(tl.int32) - parts_begin
         size = tl.cdiv(tl.cdiv(end - begin, KEYS), parts) * KEYS
-        begin += (first_part + tl.program_id(1) - parts_begin) * size
+        begin += (first_program + tl.program_id(1) - parts_begin) * size
         stop = tl.minimum(begin + size, end)
     table = tables + row * table_stride
     at_head = tl.program_id(0) // ((GROUP + HEADS - 1) // HEADS) * DIM + column

@@ -76,6 +76,15 @@ def test_long_rows_are_cut_into_splits_and_put_together(monkeypatch: pytest.Monk
         assert torch.equal(case.attend(layer), expected[layer])
 
 
+def test_more_tiles_than_a_grid_has_take_several_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of([(2, 30), (0, 11)], 16)
+    tile = extend_tile(6, 2, 16, 4)
+    assert len(step_metadata.describe_step(case.step.starts, case.step.lengths, 16, tile.tokens).host.tile_rows) == 5
+    monkeypatch.setattr(attention_extend, "_MOST_TILES", 2)
+    assert attention_extend.most_parts(tile, 6, 2) == 2
+    check(case)
+
+
 def test_keys_of_few_tiles_are_dealt_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches of parts, the second of two tiles, and a tile that is not split. Under a window most parts are empty.
     Broken values lie in the prefix and among the chunk's own.
