@@ -1,19 +1,15 @@
-"""The Triton kernels in Triton's interpreter, and those of experts on a GPU.
+"""The Triton kernels in Triton's interpreter, and those of experts on a GPU. test_triton_models.py has the other half.
 
-The interpreter has a process of its own: it must be chosen before anything imports Triton, and torch may have done so.
+They are two files because a file's tests run one after another (`make test`).
 """
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from fakes.experts import random_experts, random_routing, random_tokens
+from fakes.interpreted import INTERPRETED, run_interpreted
 from minisgl_backend.kernels.moe import (
     NO_EXPERT,
     ExpertActivation,
@@ -22,32 +18,11 @@ from minisgl_backend.kernels.moe import (
     mix_experts_reference,
 )
 
-HERE = Path(__file__).parent
-
-
-def run(*arguments: str, **environment: str) -> None:
-    """Runs Python. Fails with all that it said when it does."""
-    done = subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-ATTENTION = {
-    "test_broken_values.py": ["test_a_row_with_fewer_pages_than_its_group_is_not_filled_up_with_its_own_broken_one"],
-    "test_backends.py": [
-        "test_a_row_sees_what_another_row_of_the_same_step_writes_to_a_shared_page",
-        "test_sinks_that_are_not_declared_or_not_given_are_our_fault",
-    ],
-    "test_windows.py": ["test_pages_that_the_window_has_left_are_not_read"],
-}
-"""Of what every attention backend must do, as much as the interpreter does in seconds."""
-
 
 @pytest.mark.slow
-def test_the_tests_of_the_kernels_pass_in_the_interpreter() -> None:
-    shared = [f"{HERE.parent / 'attention' / name}::{test}" for name, tests in ATTENTION.items() for test in tests]
-    run("-m", "pytest", "-q", str(HERE / "interpreted"), *shared, "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+def test_the_tests_of_layers_and_draws_pass_in_the_interpreter() -> None:
+    names = ("pointwise", "moe", "int8", "sampling", "penalties")
+    run_interpreted(*(str(INTERPRETED / f"test_{name}.py") for name in names))
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """These run in Triton's interpreter, which must be chosen before anything imports Triton: in a process of their own.
 
-tests/unit/kernels/test_triton_kernels.py starts it. By hand: TRITON_INTERPRET=1 pytest tests/unit/kernels/interpreted
+tests/unit/kernels/test_triton_*.py start it. By hand: TRITON_INTERPRET=1 pytest tests/unit/kernels/interpreted
 """
 
 from __future__ import annotations

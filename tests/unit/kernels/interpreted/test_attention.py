@@ -1,7 +1,7 @@
 """The attention backend of a GPU in Triton's interpreter: steps of all kinds against the truth in fp64, splits, rows
 that depend on nothing but themselves, and recordings.
 
-What every backend must do is in tests/unit/attention; some of it runs here too (test_triton_kernels.py), all of it by
+What every backend must do is in tests/unit/attention; some of it runs here too (test_triton_models.py), all of it by
 hand: TRITON_INTERPRET=1 pytest -W ignore::RuntimeWarning -k "not bfloat16" tests/unit/attention
 """
 
