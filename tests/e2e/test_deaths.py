@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import psutil
@@ -126,6 +127,12 @@ async def test_a_lost_stub_breaks_its_connections_and_the_server_comes_back_to_t
     assert again is not None and again.pid == place.pid
     await asyncio.to_thread(patient.until_idle)
     assert not is_alive(lost)
+    watched = partial(_is_told, patient, before, "ready again")  # not before, and the next test stops it
+    await asyncio.to_thread(eventually, watched, PATIENCE_S, lambda: str(patient.lines[before:]))
+
+
+def _is_told(server: Server, since: int, words: str) -> bool:
+    return any(words in line for line in server.lines[since:])
 
 
 async def _is_served(server: Server) -> bool:

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from minisgl_backend.actors.start_times import FIRST_STAGE, stage_of
@@ -27,7 +28,7 @@ from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import StartError
 from minisgl_client.server import gateway
 from minisgl_client.server.errors import ServeError
-from minisgl_client.server.health import is_ready, reachable_host
+from minisgl_client.server.health import is_ready, reachable_host, says_not_ready
 from minisgl_client.server.log import ServerLog
 from minisgl_client.server.process import Interrupts, ServerProcess
 from minisgl_client.server.shared_memory import remove_regions
@@ -163,9 +164,10 @@ class _Life:
 
     def _answers(self) -> bool:
         """False when the server ended or a signal came first."""
+        host, port = self._launch.host, self._launch.ports["--http-port"]
         while self.server.exit_code() is None:
-            if is_ready(self._launch.host, self._launch.ports["--http-port"], MODEL):
-                self._watch = StubWatch(self.server.pid)
+            if is_ready(host, port, MODEL):
+                self._watch = StubWatch(self.server.pid, partial(says_not_ready, host, port))
                 return True
             if self._interrupts.wait(_POLL_S):
                 return False

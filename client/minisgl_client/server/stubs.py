@@ -7,7 +7,7 @@ Stubs of other models are their owners' affair: a neighbour that crashes again a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl_backend.actors.stopped import LOOKS, PATIENCE_S, state_of
@@ -20,8 +20,12 @@ _LOST = {"T": "was stopped by a signal", "Z": "died"}
 class StubWatch:
     """Of one tritonserver that is ready. Its `look` is to be called every stopped.LOOK_EVERY_S."""
 
-    def __init__(self, server_pid: int) -> None:
+    def __init__(self, server_pid: int, is_loading: Callable[[str], bool]) -> None:
+        """is_loading: whether the server says that the model of this name is not READY. Of the end of a stub that
+        loads Triton tells by itself, a second or two later.
+        """
         self._server_pid = server_pid
+        self._is_loading = is_loading
         self._models: dict[int, str] = {}  # ours, by the pid of their stub
         self._found: dict[int, int] = {}  # looks in a row that found a process lost
         self._looks = 0
@@ -36,7 +40,7 @@ class StubWatch:
             return f"tritonserver {_LOST['T']} {PATIENCE_S:g} s ago"
         for pid, model in self._models.items():
             state, _ = state_of(pid)
-            if self._is_lost(pid, state, "TZ"):
+            if self._is_lost(pid, state, "TZ") and not (state == "Z" and self._is_loading(model)):
                 return f"the stub of model {model!r} (pid {pid}) {_LOST[state]} {PATIENCE_S:g} s ago"
         return None
 

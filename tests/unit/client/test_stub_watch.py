@@ -40,6 +40,10 @@ def stub(tmp_path: Path) -> Iterator[Stub]:
         process.communicate()
 
 
+def _all_ready(model: str) -> bool:
+    return False
+
+
 OURS, NEIGHBOUR = "# import minisgl_backend", "pass"
 
 
@@ -59,7 +63,7 @@ def _looks(watch: StubWatch, count: int) -> list[str]:
     ids=["killed", "stopped"],
 )
 def test_a_stub_of_ours_that_is_lost_is_told_after_a_second(stub: Stub, number: signal.Signals, how: str) -> None:
-    process, watch = stub("mine", OURS), StubWatch(os.getpid())
+    process, watch = stub("mine", OURS), StubWatch(os.getpid(), _all_ready)
     assert not _looks(watch, 2 * LOOKS)
     _signal(process, number)
     assert not _looks(watch, LOOKS - 1)
@@ -67,7 +71,7 @@ def test_a_stub_of_ours_that_is_lost_is_told_after_a_second(stub: Stub, number: 
 
 
 def test_a_stub_that_is_stopped_for_a_moment_is_not_lost(stub: Stub) -> None:
-    process, watch = stub("mine", OURS), StubWatch(os.getpid())
+    process, watch = stub("mine", OURS), StubWatch(os.getpid(), _all_ready)
     for _ in range(3):
         _signal(process, signal.SIGSTOP)
         assert not _looks(watch, LOOKS - 1)
@@ -77,7 +81,7 @@ def test_a_stub_that_is_stopped_for_a_moment_is_not_lost(stub: Stub) -> None:
 
 
 def test_a_stub_that_ends_with_its_model_is_not_lost(stub: Stub) -> None:
-    process, watch = stub("mine", OURS), StubWatch(os.getpid())
+    process, watch = stub("mine", OURS), StubWatch(os.getpid(), _all_ready)
     assert not _looks(watch, LOOKS)
     _signal(process, signal.SIGKILL)
     assert not _looks(watch, LOOKS - 1)
@@ -87,20 +91,20 @@ def test_a_stub_that_ends_with_its_model_is_not_lost(stub: Stub) -> None:
 
 
 def test_neighbours_and_other_children_are_left_to_themselves(stub: Stub) -> None:
-    theirs, watch = stub("theirs", NEIGHBOUR), StubWatch(os.getpid())
+    theirs, watch = stub("theirs", NEIGHBOUR), StubWatch(os.getpid(), _all_ready)
     assert not _looks(watch, LOOKS)
     _signal(theirs, signal.SIGKILL)
     assert not _looks(watch, 3 * LOOKS)
 
 
 def test_a_stub_that_dies_right_after_the_server_was_ready_is_told(stub: Stub) -> None:
-    process, watch = stub("mine", OURS), StubWatch(os.getpid())
+    process, watch = stub("mine", OURS), StubWatch(os.getpid(), _all_ready)
     _signal(process, signal.SIGKILL)
     assert len(_looks(watch, LOOKS)) == 1
 
 
 def test_a_model_that_is_loaded_later_is_watched_too(stub: Stub) -> None:
-    watch = StubWatch(os.getpid())
+    watch = StubWatch(os.getpid(), _all_ready)
     process = stub("later", OURS)
     assert not _looks(watch, LOOKS)
     _signal(process, signal.SIGKILL)
@@ -109,7 +113,7 @@ def test_a_model_that_is_loaded_later_is_watched_too(stub: Stub) -> None:
 
 def test_a_server_that_is_stopped_is_told(stub: Stub) -> None:
     server = stub("server", NEIGHBOUR)
-    watch = StubWatch(server.pid)
+    watch = StubWatch(server.pid, _all_ready)
     _signal(server, signal.SIGSTOP)
     assert _looks(watch, LOOKS) == ["tritonserver was stopped by a signal 1 s ago"]
 
@@ -124,7 +128,7 @@ def test_a_stub_that_is_met_before_it_is_one_is_watched_too(tmp_path: Path) -> N
     process = subprocess.Popen([sys.executable, "-c", becomes], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdin is not None and process.stdout is not None
-        watch = StubWatch(os.getpid())
+        watch = StubWatch(os.getpid(), _all_ready)
         assert process.pid in children_of(os.getpid())
         process.stdin.write(b"\n")
         process.stdin.flush()
@@ -135,3 +139,14 @@ def test_a_stub_that_is_met_before_it_is_one_is_watched_too(tmp_path: Path) -> N
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_stub_that_dies_while_its_model_loads_is_tritons_to_tell(stub: Stub) -> None:
+    """The other models of the server, and their clients, go on."""
+    loading = {"mine"}
+    process, watch = stub("mine", OURS), StubWatch(os.getpid(), loading.__contains__)
+    assert not _looks(watch, LOOKS)
+    _signal(process, signal.SIGKILL)
+    assert not _looks(watch, 3 * LOOKS)
+    loading.clear()
+    assert len(_looks(watch, 1)) == 1
