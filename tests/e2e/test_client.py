@@ -197,11 +197,13 @@ def test_each_death_is_told_by_its_kind_in_bounded_time(tiny: Path) -> None:
         with Client(server.grpc, silence_s=1) as watchful:
             stream = watchful.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
             next(stream)
+            server.process.send_signal(signal.SIGSTOP)  # else it would start a stopped tritonserver again
             os.kill(triton, signal.SIGSTOP)
             began = time.monotonic()
             with pytest.raises(BrokenOff, match="silent"):
                 list(stream)
             os.kill(triton, signal.SIGCONT)
+            server.process.send_signal(signal.SIGCONT)
         assert time.monotonic() - began < 60
 
         stream = client.stream(PROMPT, max_tokens=TOKENS, ignore_eos=True)
