@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from minisgl_backend.actors.start_times import FIRST_STAGE, stage_of
-from minisgl_backend.actors.stopped import LOOK_EVERY_S
+from minisgl_backend.actors.stopped import LOOK_EVERY_S, LOOKS, is_stopped
 from minisgl_backend.config import EngineConfig
 from minisgl_backend.errors import StartError
 from minisgl_client.server import gateway
@@ -138,15 +138,19 @@ class _Life:
 
     def _start_again(self, lost: str) -> None:
         """At once: clients that wait for a lost stub get a broken connection, the next ones find the warm engine."""
+        self._replace_lost(lost)
+        self._until_ready()
+        if self.ready:
+            self._stages.note("ready again")
+
+    def _replace_lost(self, lost: str) -> None:
+        """Raises ServeError: that has been too often."""
         now_s = time.monotonic()
         if len(self._losses) == _LOSSES and now_s - self._losses[0] < _LOSSES_S:
             raise ServeError(f"{lost}, after {_LOSSES} more in the last {_LOSSES_S:g} s: not started again")
         self._losses.append(now_s)
         self._stages.note(f"{lost}: tritonserver is killed and started again")
         self._replace()
-        self._until_ready()
-        if self.ready:
-            self._stages.note("ready again")
 
     def _replace(self) -> None:
         self.server.stop(0, self._interrupts, self.log.gave_up)  # the stubs in its session, too
@@ -163,12 +167,17 @@ class _Life:
             self.ready = self._answers()
 
     def _answers(self) -> bool:
-        """False when the server ended or a signal came first."""
+        """False when the server ended or a signal came first. Raises ServeError."""
+        looks = 0  # in a row that found it stopped
         host, port = self._launch.host, self._launch.ports["--http-port"]
         while self.server.exit_code() is None:
             if is_ready(host, port, MODEL):
                 self._watch = StubWatch(self.server.pid, partial(says_not_ready, host, port))
                 return True
+            looks = looks + 1 if is_stopped(self.server.pid) else 0
+            if looks >= LOOKS:
+                self._replace_lost("tritonserver was stopped by a signal as it started")
+                looks = 0
             if self._interrupts.wait(_POLL_S):
                 return False
         return False

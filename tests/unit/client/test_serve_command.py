@@ -167,6 +167,16 @@ def test_a_server_that_loses_a_lock_of_its_own_as_it_starts_is_started_again_twi
 
 
 @pytest.mark.slow
+def test_a_server_that_is_stopped_as_it_starts_is_started_again(tmp_path: Path) -> None:
+    with serving(tmp_path, *FAKE, behaviour="stops 1") as process:
+        until(process, GREETINGS_END)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert "stopped by a signal as it started: tritonserver is killed and started again" in errors
+
+
+@pytest.mark.slow
 def test_a_server_that_loses_locks_at_every_start_is_given_up_with_its_last_lines(tmp_path: Path) -> None:
     with serving(tmp_path, *FAKE, behaviour="aborts 3") as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
