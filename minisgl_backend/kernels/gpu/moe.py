@@ -71,8 +71,10 @@ def product_tile(num_places: int, num_experts: int, element_bytes: int) -> Produ
     of tensor cores, so large tiles.
     """
     share = num_places // num_experts
+    if share <= 16 or (share <= 32 and element_bytes == 4):  # in fp32 the next one spills
+        return ProductTile(16, 32, 64, 256 // element_bytes, 4, 4)
     if share <= 32:
-        return ProductTile(16 if share <= 16 else 32, 32, 64, 256 // element_bytes, 4, 4 if share <= 16 else 3)
+        return ProductTile(32, 32, 64, 256 // element_bytes, 4, 3)
     if share <= 64 or element_bytes == 4:  # in fp32 larger ones spill: no tensor core holds their sums
         return ProductTile(64, 64, 64, 128 // element_bytes, 2 * element_bytes, 3)
     return ProductTile(128, 64, 128, 128 // element_bytes, 8, 3)
