@@ -8,7 +8,11 @@ Signatures are those of 0.7.4; a test compares them with the record in tests/fak
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,6 +21,8 @@ LEAST_CAPABILITY = (8, 0)
 """GPUs before Ampere have no bf16, and nobody here has tried FlashInfer on one."""
 
 HEAD_DIMS = (64, 128, 256)
+
+_USUAL_HOME = "/usr/local/cuda"  # where FlashInfer looks, too
 
 
 class PagedWrapper(Protocol):
@@ -52,7 +58,7 @@ class FlashInferMissing(Exception):
     """It can not be had here. The message says why."""
 
 
-def load_flashinfer(capability: tuple[int, int]) -> FlashInfer:
+def load_flashinfer(capability: tuple[int, int], environment: Mapping[str, str] = os.environ) -> FlashInfer:
     """capability: of the GPU. Raises FlashInferMissing."""
     if capability < LEAST_CAPABILITY:
         raise FlashInferMissing("the GPU is of capability {}.{}, and it needs 8.0".format(*capability))
@@ -63,8 +69,28 @@ def load_flashinfer(capability: tuple[int, int]) -> FlashInfer:
         raise FlashInferMissing(f"{missing} is not installed (pip install minisgl-triton[flashinfer])") from None
     except Exception as error:  # it looks for compilers, drivers and other packages when it is imported
         raise FlashInferMissing(f"flashinfer can not be imported: {error}") from error
+    if missing := kernels_missing(environment):
+        raise FlashInferMissing(missing)
     return FlashInfer(
         version=package.__version__,
         chunks=package.BatchPrefillWithPagedKVCacheWrapper,
         decode=package.BatchDecodeWithPagedKVCacheWrapper,
+    )
+
+
+def kernels_missing(environment: Mapping[str, str]) -> str:
+    """Why the package has no kernels here and can make none; empty: it has, or can. It would only say so with the
+    first step, and an engine that could have done without it would not start.
+    """
+    if (
+        environment.get("FLASHINFER_DISABLE_JIT") or find_spec("flashinfer_jit_cache") is not None
+    ):  # they were made ahead
+        return ""
+    homes = [environment.get("CUDA_HOME"), environment.get("CUDA_PATH"), _USUAL_HOME]
+    compilers = [f"{home}/bin/nvcc" for home in homes if home]
+    if shutil.which("nvcc", path=environment.get("PATH")) or any(os.access(path, os.X_OK) for path in compilers):
+        return ""
+    return (
+        "flashinfer has no kernels here: it compiles them with nvcc, which is neither on the PATH nor below CUDA_HOME, "
+        "and the package flashinfer-jit-cache, which holds them, is not installed"
     )

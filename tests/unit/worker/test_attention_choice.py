@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from minisgl_backend.attention.interface import AttentionBackend, AttentionVaria
 from minisgl_backend.attention.torch_backend import TorchAttention
 from minisgl_backend.device.streams import HostStreams
 from minisgl_backend.errors import ConfigError
-from minisgl_backend.kernels.gpu.flashinfer import FlashInfer, FlashInferMissing, load_flashinfer
+from minisgl_backend.kernels.gpu.flashinfer import FlashInfer, FlashInferMissing, kernels_missing, load_flashinfer
 from minisgl_backend.kvpool.paged import KvShape, PagedKvPool
 from minisgl_backend.worker import attention_choice
 from minisgl_backend.worker.attention_choice import GpuAttentionChoice, choose_gpu_attention
@@ -148,3 +149,18 @@ def test_flashinfer_that_is_not_installed_or_not_for_the_gpu_is_missing() -> Non
     except ImportError:
         with pytest.raises(FlashInferMissing, match=r"flashinfer.*is not installed|can not be imported"):
             load_flashinfer(HOPPER)
+
+
+def test_flashinfer_without_kernels_and_without_a_compiler_is_as_good_as_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would only say so with the first step of an engine that could have done without it."""
+    monkeypatch.setattr("minisgl_backend.kernels.gpu.flashinfer._USUAL_HOME", str(tmp_path / "none"))
+    nowhere = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path)}
+    assert "neither on the PATH nor below CUDA_HOME" in kernels_missing(nowhere)
+    assert kernels_missing({**nowhere, "FLASHINFER_DISABLE_JIT": "1"}) == ""
+    (tmp_path / "bin").mkdir()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.touch(mode=0o755)
+    assert kernels_missing(nowhere) == ""
+    assert kernels_missing({"PATH": str(nvcc.parent)}) == ""
