@@ -21,7 +21,7 @@ from minisgl_backend.kernels.moe import (
 
 @pytest.mark.slow
 def test_the_tests_of_layers_and_draws_pass_in_the_interpreter() -> None:
-    names = ("pointwise", "moe", "int8", "sampling", "penalties")
+    names = ("pointwise", "moe", "int8", "sampling", "penalties", "bench_cases")
     run_interpreted(*(str(INTERPRETED / f"test_{name}.py") for name in names))
 
 
