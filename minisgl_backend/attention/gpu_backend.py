@@ -7,7 +7,7 @@ it in one transfer (step_metadata.py). Nothing is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +17,12 @@ from torch import Tensor
 
 from minisgl_backend.attention.interface import AttentionVariant, StepRows
 from minisgl_backend.attention.phases import DecodeBackend, PhaseAttention, PhaseBackend, PhaseStep, RecordedPhase
-from minisgl_backend.attention.step_metadata import Ints, describe_step
+from minisgl_backend.attention.step_metadata import describe_step
+from minisgl_backend.device.staging import Upload
 from minisgl_backend.kernels.gpu.heads import prepare_and_write
 from minisgl_backend.kernels.gpu.places import find_places
 from minisgl_backend.kernels.interface import HeadPreparation
 from minisgl_backend.kvpool.paged import PagedKvPool
-
-Upload = Callable[[Sequence[Ints]], Sequence[Tensor]]
-"""Arrays of the host → the same on the device. What is launched after the call may read them."""
 
 
 class GpuAttention:

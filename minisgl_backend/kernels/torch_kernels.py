@@ -36,8 +36,27 @@ def take_own_rows(
     return take_rows(table, own.masked_fill(theirs, 0), factor).masked_fill_(theirs[:, None], 0.0)
 
 
+class TorchExperts:
+    """What kernels of our own for a CPU leave to torch: routing, experts, weights in int8. See Kernels."""
+
+    __slots__ = ()
+
+    @property
+    def int8_product(self) -> None:
+        return None
+
+    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return router_logits(x, weight, bias)
+
+    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
+        return choose_experts(logits, top_k, renormalise=renormalise)
+
+    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
+        return mix_experts(x, routing, experts, activation)
+
+
 @dataclass(frozen=True, slots=True)
-class TorchKernels:
+class TorchKernels(TorchExperts):
     """See Kernels."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -71,19 +90,6 @@ class TorchKernels:
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         return torch.tanh(x / cap) * cap
-
-    @property
-    def int8_product(self) -> None:
-        return None
-
-    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return router_logits(x, weight, bias)
-
-    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
-        return choose_experts(logits, top_k, renormalise=renormalise)
-
-    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
-        return mix_experts(x, routing, experts, activation)
 
 
 TORCH_KERNELS = TorchKernels()

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl_backend.kernels.gpu.attention_softmax import LOG2_E, add_block, place_of, scores_of
+from minisgl_backend.kernels.gpu.tiles import precision_of
 
 _LEAST_SPLIT_TOKENS = 256
 """Shorter splits cost more than they bring: each writes the weighted values of its queries in fp32, for the join."""
@@ -112,11 +113,6 @@ def attend_decode(
         splits, window,
         **shape, BLOCK=min(tile.splits, 16), num_warps=4,
     )  # fmt: skip
-
-
-def precision_of(q: Tensor) -> str:
-    """Of products in fp32: rounded to nothing less."""
-    return "ieee" if q.dtype == torch.float32 else "tf32"
 
 
 @triton.jit

@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl_backend.kernels.gpu.attention_decode import precision_of
 from minisgl_backend.kernels.gpu.attention_softmax import LOG2_E, add_block, place_of, scores_of
+from minisgl_backend.kernels.gpu.tiles import precision_of
 
 _PART_BYTES = 128 << 20
 """Bound on what the parts of split tiles leave behind at once."""

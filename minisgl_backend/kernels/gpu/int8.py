@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl_backend.kernels.gpu.tiles import precision_of
+
 _MANY_PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 
 
@@ -30,7 +32,7 @@ def int8_product_triton(x: Tensor, values: Tensor, scales: Tensor, bias: Tensor 
         tile = int8_tile(tokens, outputs, x.element_size())
         _multiply[(triton.cdiv(tokens, tile.tokens), triton.cdiv(outputs, tile.outputs))](
             x, values, scales, bias, out, tokens, outputs, depth, x.stride(0),
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            PRECISION=precision_of(x),
             TOKENS=tile.tokens, OUTPUTS=tile.outputs, DEPTH=tile.depth, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return out

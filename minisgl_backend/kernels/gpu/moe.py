@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minisgl_backend.kernels.gpu.activation import GELU_TANH, SILU, activated
 from minisgl_backend.kernels.gpu.expert_blocks import Blocks, sort_into_blocks
-from minisgl_backend.kernels.gpu.tiles import cut_tile
+from minisgl_backend.kernels.gpu.tiles import cut_tile, precision_of
 from minisgl_backend.kernels.moe import ExpertActivation, ExpertWeights, Routing
 
 CLAMPED_SWIGLU = tl.constexpr(2)
@@ -93,7 +93,7 @@ def _launch_gate_up(
     _gate_up[(len(blocks.experts), triton.cdiv(inner, tile.gate_columns))](
         x, experts.gate_up, experts.gate_up_bias, inners, blocks.places, blocks.experts, blocks.empty,
         x.shape[1], inner, x.stride(0), activation.alpha, activation.limit,
-        TOP_K=top_k, KIND=_KINDS[activation.kind], PRECISION=_precision(x),
+        TOP_K=top_k, KIND=_KINDS[activation.kind], PRECISION=precision_of(x),
         PLACES=tile.places, COLUMNS=tile.gate_columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -103,15 +103,10 @@ def _launch_down(inners: Tensor, experts: ExpertWeights, blocks: Blocks, tile: P
     hidden, inner = experts.down.shape[1:]
     _down[(len(blocks.experts), triton.cdiv(hidden, tile.down_columns))](
         inners, experts.down, experts.down_bias, outs, blocks.places, blocks.experts, blocks.empty,
-        inner, hidden, PRECISION=_precision(inners),
+        inner, hidden, PRECISION=precision_of(inners),
         PLACES=tile.places, COLUMNS=tile.down_columns, DEPTH=tile.depth,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-
-
-def _precision(x: Tensor) -> str:
-    """Of products in fp32: all of their bits. In 16 bits it says nothing."""
-    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 @triton.jit(do_not_specialize=["empty"])

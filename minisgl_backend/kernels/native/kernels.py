@@ -10,19 +10,12 @@ from torch import Tensor
 
 from minisgl_backend.kernels.activation import GatedActivation
 from minisgl_backend.kernels.interface import HeadPreparation
-from minisgl_backend.kernels.moe import (
-    ExpertActivation,
-    ExpertWeights,
-    Routing,
-    choose_experts,
-    mix_experts,
-    router_logits,
-)
 from minisgl_backend.kernels.native.library import Library
+from minisgl_backend.kernels.torch_kernels import TorchExperts
 
 
 @dataclass(frozen=True, slots=True)
-class NativeKernels:
+class NativeKernels(TorchExperts):
     """See Kernels. Tensors are on the CPU, in fp32, bf16 or fp16."""
 
     library: Library
@@ -63,19 +56,6 @@ class NativeKernels:
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         out: Tensor = self.library.ops.softcap.default(x, cap)
         return out
-
-    @property
-    def int8_product(self) -> None:
-        return None
-
-    def router_logits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return router_logits(x, weight, bias)
-
-    def choose_experts(self, logits: Tensor, top_k: int, *, renormalise: bool) -> Routing:
-        return choose_experts(logits, top_k, renormalise=renormalise)
-
-    def mix_experts(self, x: Tensor, routing: Routing, experts: ExpertWeights, activation: ExpertActivation) -> Tensor:
-        return mix_experts(x, routing, experts, activation)
 
 
 def prepare_and_write(
