@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "buffers.h"
+#include "dtype_of.h"
 #include "exchange.h"
 #include "ops.h"
 
@@ -17,15 +18,6 @@ Exchange exchange_of(const Tensor& memory, int64_t rank, int64_t ranks, double p
   TORCH_CHECK(slot_bytes > 0 && reinterpret_cast<uintptr_t>(memory.data_ptr()) % kMailboxBytes == 0, op, ": ",
               memory.numel(), " bytes of memory for ", ranks, " ranks");
   return {memory.mutable_data_ptr<uint8_t>(), rank, ranks, slot_bytes, patience_s};
-}
-
-Dtype dtype_of(const Tensor& x, const char* op) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return Dtype::fp32;
-    case at::kBFloat16: return Dtype::bf16;
-    case at::kHalf: return Dtype::fp16;
-    default: TORCH_CHECK(false, op, ": dtype ", x.scalar_type(), "; fp32, bf16 and fp16 are built");
-  }
 }
 
 void add_up_op(const Tensor& x, const Tensor& memory, int64_t rank, int64_t ranks, double patience_s) {

@@ -7,6 +7,7 @@
 
 #include "best.h"
 #include "buffers.h"
+#include "dtype_of.h"
 #include "ops.h"
 #include "pointwise.h"
 
@@ -15,15 +16,6 @@ namespace {
 
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
-
-Dtype dtype_of(const Tensor& x, const char* op) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return Dtype::fp32;
-    case at::kBFloat16: return Dtype::bf16;
-    case at::kHalf: return Dtype::fp16;
-    default: TORCH_CHECK(false, op, ": dtype ", x.scalar_type(), "; fp32, bf16 and fp16 are built");
-  }
-}
 
 // x [tokens, size] or [tokens, heads, size], the last dimension without gaps.
 Vectors vectors(const Tensor& x, const char* op) {
